@@ -1,0 +1,1 @@
+"""Floor 0: what every other floor may use. Standard library only."""

@@ -1,0 +1,1 @@
+"""Floor 4: the state of a run on disk."""

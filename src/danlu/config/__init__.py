@@ -1,0 +1,1 @@
+"""Floor 1: every key a user can write, one file a block. No torch."""

@@ -1,0 +1,73 @@
+"""The layout over devices: `*_parallel`, `zero_optimization`, `communication`, `launch`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from danlu.config._block import Auto, Block, Bytes, Positive, Seconds, planned
+
+__all__ = [
+    "CommunicationConfig",
+    "DataParallelConfig",
+    "LaunchConfig",
+    "PipelineParallelConfig",
+    "TensorParallelConfig",
+    "ZeroConfig",
+]
+
+
+class TensorParallelConfig(Block):
+    """A layer's matrices split over devices."""
+
+    degree: Positive | Auto = planned(1)
+    """Devices that share a layer."""
+    split_layers: tuple[int, ...] | str = planned("all")
+    """Layers that are split: a list of numbers, a pattern, or `all`; the others run whole on every
+    device."""
+
+
+class PipelineParallelConfig(Block):
+    """Layers cut into stages; micro-batches flow through them."""
+
+    stages: Positive | Auto = planned(1)
+    """Number of stages."""
+    micro_batches: Positive | Auto = planned("auto")
+    """Micro-batches a step is cut into."""
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"] = (
+        planned("auto")
+    )
+    """Order of forward and backward passes."""
+
+
+class ZeroConfig(Block):
+    """Optimizer state (1), gradients (2), weights (3) sharded over the data-parallel ranks."""
+
+    stage: Literal[0, 1, 2, 3] | Auto = planned(0)
+    """How much is sharded."""
+    offload_ratio: float = planned(0.0)
+    """Share of the state that lives off the device."""
+
+
+class DataParallelConfig(Block):
+    """Whole copies of the model, each on its share of every batch."""
+
+    degree: Positive | Auto = "auto"
+    """Copies; `auto` is one on a CPU machine and one a device elsewhere."""
+
+
+class CommunicationConfig(Block):
+    """What travels between ranks, and how."""
+
+    bucket: Bytes = 25 * 2**20
+    """Gradients are averaged in pieces of this size, while backward still runs."""
+    compression: str = planned("none")
+    """Form in which gradients travel."""
+
+
+class LaunchConfig(Block):
+    """Processes and threads on this machine."""
+
+    threads: Positive | Auto = "auto"
+    """CPU threads a rank uses; `auto` shares the cores among the ranks."""
+    timeout: Seconds = Field(600.0, gt=0)
+    """How long a rank waits for the others before the run ends with an error."""

@@ -1,0 +1,1 @@
+"""Floor 4: text in, batches of token windows out."""

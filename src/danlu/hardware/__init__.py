@@ -1,0 +1,1 @@
+"""Floor 2: this device, its peers, its seed."""

@@ -1,0 +1,1 @@
+"""Floor 3: computes fast, and only what has been verified."""

@@ -1,0 +1,1 @@
+"""One file an operation: reference, native variant, shapes, tolerance."""

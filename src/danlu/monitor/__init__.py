@@ -1,0 +1,1 @@
+"""Floor 4: what is measured, shown and written down."""

@@ -1,0 +1,1 @@
+"""Floor 4: update rules and learning-rate schedules."""

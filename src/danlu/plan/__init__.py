@@ -1,0 +1,1 @@
+"""Floor 3: decides on paper. Pure arithmetic, no torch."""

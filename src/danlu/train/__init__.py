@@ -1,0 +1,1 @@
+"""Floor 5: joins the parts into a run."""
