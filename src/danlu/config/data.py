@@ -51,7 +51,9 @@ class TokenizerConfig(Block):
     vocab_size: Count = Field(8192, ge=257)
     """Size of a trained vocabulary, with its 256 bytes and the end-of-document token."""
     path: str | None = None
-    """The `tokenizer.json` of type `file`."""
+    """The `tokenizer.json` of type `file`, or a folder that holds one."""
+    end_token: str | None = None
+    """The token of type `file` that ends a document; found by its usual names when left out."""
     training_bytes: Positive = 50_000_000
     """Text used to train a vocabulary; an even sample of the corpus when that is larger."""
 

@@ -1,5 +1,7 @@
 """`optimizer` and `schedule`: how gradients become updates."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from danlu.config._block import Auto, Block, Positive, planned
@@ -10,8 +12,8 @@ __all__ = ["OptimizerConfig", "ScheduleConfig"]
 class OptimizerConfig(Block):
     """The update rule."""
 
-    type: str = "adamw"
-    """A file of `danlu/optim/optimizers`."""
+    type: Literal["adamw"] = "adamw"
+    """AdamW, fused."""
     learning_rate: float | Auto = "auto"
     """Peak learning rate; `auto` follows the Step law (arXiv 2503.04715) from model size and
     tokens."""

@@ -1,0 +1,114 @@
+"""The bytes of a file in pieces of bounded size, whatever it is compressed with."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import zstandard
+
+from danlu.base.errors import DataError
+from danlu.data.source import printable
+
+__all__ = ["chunks", "chunks_of_lines", "lines"]
+
+_CHUNK = 1 << 20
+_ZSTD_INPUT = 1 << 13
+"""Compressed bytes taken at once: zstd gives up to 32,000 times as many, which must fit."""
+_ZSTD_WINDOW = 1 << 31
+"""The largest window that `zstd --long` writes."""
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """What a file holds, decompressed when its name ends with .gz or .zst.
+
+    Raises:
+        OSError: the file cannot be read.
+        DataError: its compressed data is corrupt or cut off.
+    """
+    suffix = path.suffix.lower()
+    try:
+        with open(path, "rb") as file:
+            if suffix == ".zst":
+                yield from _zstd_chunks(file)
+            elif suffix == ".gz":
+                with gzip.open(file) as text:
+                    while chunk := text.read(_CHUNK):
+                        yield chunk
+            else:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise DataError(
+            printable(str(path)),
+            f"the {suffix} data is corrupt or cut off ({error}).",
+            "Replace the file, or leave it out with the source's exclude.",
+        ) from None
+
+
+def _zstd_chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """All frames of a zstd file; the library's own reader takes a cut-off one for complete."""
+    decoder, rest = None, b""
+    while data := rest or file.read(_ZSTD_INPUT):
+        if decoder is None:
+            decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        if chunk := decoder.decompress(data):
+            yield chunk
+        rest = decoder.unused_data
+        if decoder.eof:
+            decoder = None
+    if decoder is not None:
+        raise EOFError("the last frame has no end")
+
+
+def chunks_of_lines(path: Path, start: int, stop: int | None) -> Iterator[bytes]:
+    """The lines of an uncompressed file that begin at a byte of [start, stop), in chunks.
+
+    Ranges that meet cover a file exactly once, whatever its line lengths.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        begin = _line_begin(file, start)
+        end = None if stop is None else _line_begin(file, stop)
+        file.seek(begin)
+        while end is None or begin < end:
+            chunk = file.read(_CHUNK if end is None else min(_CHUNK, end - begin))
+            if not chunk:
+                break
+            begin += len(chunk)
+            yield chunk
+
+
+def _line_begin(file: IO[bytes], position: int) -> int:
+    """Where the first line that begins at `position` or later begins; the end if there is none."""
+    if position == 0:
+        return 0
+    file.seek(position - 1)
+    before = position - 1
+    while chunk := file.read(_CHUNK):
+        if (found := chunk.find(b"\n")) >= 0:
+            return before + found + 1
+        before += len(chunk)
+    return before
+
+
+def lines(pieces: Iterator[bytes], limit: int) -> Iterator[bytes | None]:
+    """The lines in a stream of bytes, without their ends; None for one of more than `limit` bytes.
+
+    Memory stays within a few times `limit` even when there is no line end at all.
+    """
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            size += len(line)
+            yield b"".join([*held, line]) if size <= limit else None
+            held, size = [], 0
+        size += len(rest)
+        held = [*held, rest] if size <= limit else []
+    if size:
+        yield b"".join(held) if size <= limit else None

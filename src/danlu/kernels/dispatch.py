@@ -1,0 +1,105 @@
+"""Which variant of each operation runs here: chosen once, when a model is built.
+
+The model calls the five functions of `Ops` and never asks what is behind them.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, cat
+
+from danlu.base.facts import DeviceFacts
+from danlu.kernels.native import BuildError, build
+from danlu.kernels.op import Function, Op, verify
+from danlu.kernels.ops.add_norm import AddNorm
+from danlu.kernels.ops.attention import Attention
+from danlu.kernels.ops.cross_entropy import CrossEntropy, chunked_cross_entropy, torch_rows
+from danlu.kernels.ops.swiglu import SwiGLU
+
+__all__ = ["Ops", "choose_ops", "linear", "torch_ops"]
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The operations a transformer is made of.
+
+    Attributes:
+        linear: `(x [N, k], weights) -> [N, sum of rows]`; see `linear`.
+        add_norm: see `ops.add_norm.AddNorm`.
+        attention: see `ops.attention.Attention`.
+        swiglu: see `ops.swiglu.SwiGLU`.
+        cross_entropy: see `ops.cross_entropy.CrossEntropy`.
+        variants: op → what runs (`native`, or `torch` with the reason).
+    """
+
+    linear: Callable[[Tensor, Iterable[Tensor]], Tensor]
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+    attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, int, int], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
+    cross_entropy: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    variants: dict[str, str] = field(default_factory=dict)
+
+
+def linear(x_nk: Tensor, weights: Iterable[Tensor]) -> Tensor:
+    """One product of `x` [N, k] with several fp32 weights [m_i, k] -> [N, sum of m_i].
+
+    The weights are brought into x's format and laid side by side, so that projections that read
+    the same input are one product; their gradients come back in fp32.
+    """
+    parts = [w.to(x_nk.dtype) for w in weights]
+    return F.linear(x_nk, parts[0] if len(parts) == 1 else cat(parts))
+
+
+def torch_ops() -> Ops:
+    """PyTorch's own operations: every device, every format, under torch.compile."""
+    return Ops(
+        linear=linear,
+        add_norm=AddNorm().reference,
+        attention=Attention().reference,
+        swiglu=SwiGLU().reference,
+        cross_entropy=chunked_cross_entropy(torch_rows),
+        variants=dict.fromkeys(("add_norm", "attention", "swiglu", "cross_entropy"), "torch"),
+    )
+
+
+def choose_ops(device: DeviceFacts, note: Callable[[str], None]) -> Ops:
+    """Builds and verifies the native variants for `device`; where one fails, PyTorch's runs.
+
+    Args:
+        device: the CPU that computes.
+        note: told, in a sentence, about every variant that is not native and why.
+    """
+    fallback = torch_ops()
+    ops: dict[str, Op] = {
+        "add_norm": AddNorm(),
+        "attention": Attention(),
+        "swiglu": SwiGLU(),
+        "cross_entropy": CrossEntropy(),
+    }
+    with ThreadPoolExecutor() as pool:  # compilers are processes of their own
+        built = {name: pool.submit(_native, op, device) for name, op in ops.items()}
+    chosen: dict[str, Any] = {}
+    variants: dict[str, str] = {}
+    for name, future in built.items():
+        try:
+            function = future.result()
+            verdict = verify(ops[name], function)
+            if not verdict.passed:
+                raise BuildError(
+                    f"its error is {verdict.worst:.2g} times what is allowed ({verdict.case})"
+                )
+            chosen[name], variants[name] = function, "native"
+        except BuildError as error:
+            chosen[name], variants[name] = getattr(fallback, name), f"torch ({error})"
+            note(f"{name} runs on PyTorch instead of the native kernel: {error}.")
+    return Ops(linear=linear, variants=variants, **chosen)
+
+
+def _native(op: Op, device: DeviceFacts) -> Function:
+    missing = [f for f in op.features if f not in device.features]
+    if missing:
+        raise BuildError(f"this processor has no {', '.join(missing)}")
+    return op.native(build(op.source, f"{device.name} {' '.join(device.features)}"))

@@ -1,0 +1,218 @@
+"""A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Single-device code. How its weights split over devices is data, `PLACEMENTS`, that `parallel` reads.
+Parameter names are Hugging Face's Llama names without their leading `model.`.
+
+Rows are flat, [N, width] with N = batch x positions: only attention looks at positions. A block
+hands on the residual stream and its last branch unadded, because the addition belongs to the next
+norm (one pass over memory instead of two).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from danlu.base.facts import ModelShape
+from danlu.kernels.dispatch import Ops
+from danlu.kernels.ops.attention import rotary_tables
+
+__all__ = ["PLACEMENTS", "AttentionCache", "Positions", "Transformer"]
+
+PLACEMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "embed_tokens": "vocabulary",
+        "self_attn.q_proj": "column",
+        "self_attn.k_proj": "column",
+        "self_attn.v_proj": "column",
+        "self_attn.o_proj": "row",
+        "mlp.gate_proj": "column",
+        "mlp.up_proj": "column",
+        "mlp.down_proj": "row",
+        "lm_head": "vocabulary",
+    }
+)
+"""How a weight splits over tensor-parallel ranks: by its output rows, its input columns, or the
+vocabulary. What is not named (norms) is whole everywhere."""
+
+
+class Positions(NamedTuple):
+    """Where the rows of a batch stand.
+
+    Attributes:
+        batch: sequences in the batch.
+        cosine, sine: rotary tables [T, D / 2] of the batch's positions.
+        starts: [B, T] int32, where each token's document begins; None: one document.
+    """
+
+    batch: int
+    cosine: Tensor
+    sine: Tensor
+    starts: Tensor | None = None
+
+
+class AttentionCache(Protocol):
+    """Keys and values of earlier positions, for generation."""
+
+    def attend(self, layer: int, qkv_bthd: Tensor, positions: Positions) -> Tensor:
+        """Attention of the new positions [B, t, H, D] over the earlier ones and themselves."""
+
+
+class RMSNorm(nn.Module):
+    """The scale of a norm; the computation is `Ops.add_norm`."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key/value heads."""
+
+    def __init__(self, shape: ModelShape, ops: Ops, index: int) -> None:
+        super().__init__()
+        self.ops, self.index = ops, index
+        self.heads, self.kv_heads, self.head_size = shape.heads, shape.kv_heads, shape.head_size
+        query, key = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        self.q_proj = nn.Linear(shape.hidden_size, query, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, key, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, key, bias=False)
+        self.o_proj = nn.Linear(query, shape.hidden_size, bias=False)
+
+    def forward(self, x_nd: Tensor, positions: Positions, cache: AttentionCache | None) -> Tensor:
+        """[N, hidden] -> [N, hidden]."""
+        projections = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        qkv = self.ops.linear(x_nd, projections)
+        qkv_bthd = qkv.view(positions.batch, -1, self.heads + 2 * self.kv_heads, self.head_size)
+        if cache is None:
+            out = self.ops.attention(
+                qkv_bthd,
+                positions.cosine,
+                positions.sine,
+                positions.starts,
+                self.heads,
+                self.kv_heads,
+            )
+        else:
+            out = cache.attend(self.index, qkv_bthd, positions)
+        return self.ops.linear(out.reshape(len(x_nd), -1), (self.o_proj.weight,))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU feed-forward."""
+
+    def __init__(self, shape: ModelShape, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x_nd: Tensor) -> Tensor:
+        """[N, hidden] -> [N, hidden]."""
+        gate_up = self.ops.linear(x_nd, (self.gate_proj.weight, self.up_proj.weight))
+        return self.ops.linear(self.ops.swiglu(gate_up), (self.down_proj.weight,))
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each behind a norm."""
+
+    def __init__(self, shape: ModelShape, ops: Ops, index: int) -> None:
+        super().__init__()
+        self.ops = ops
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
+        self.self_attn = Attention(shape, ops, index)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
+        self.mlp = FeedForward(shape, ops)
+
+    def forward(
+        self,
+        x_nd: Tensor,
+        branch_nd: Tensor | None,
+        positions: Positions,
+        cache: AttentionCache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Residual stream and the branch to add to it, before -> after the layer."""
+        norm = self.input_layernorm
+        x_nd, normed = self.ops.add_norm(x_nd, branch_nd, norm.weight, norm.epsilon)
+        branch_nd = self.self_attn(normed, positions, cache)
+        norm = self.post_attention_layernorm
+        x_nd, normed = self.ops.add_norm(x_nd, branch_nd, norm.weight, norm.epsilon)
+        return x_nd, self.mlp(normed)
+
+
+class Transformer(nn.Module):
+    """The whole model, in one number format with fp32 weights.
+
+    Args:
+        shape: its numbers.
+        ops: the operations it is made of.
+        dtype: format of activations and matrix products.
+    """
+
+    def __init__(self, shape: ModelShape, ops: Ops, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.ops, self.dtype = shape, ops, dtype
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Block(shape, ops, i) for i in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tied_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        cosine, sine = rotary_tables(shape.sequence_length, shape.head_size, shape.rope_theta)
+        self.cosine: Tensor
+        self.sine: Tensor
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.cosine.device
+
+    def forward(
+        self, ids_bt: Tensor, targets_bt: Tensor, starts_bt: Tensor | None, scale: float
+    ) -> Tensor:
+        """The loss of a batch: `scale` times the sum over its targets, in nats (fp32)."""
+        batch, length = ids_bt.shape
+        positions = Positions(batch, self.cosine[:length], self.sine[:length], starts_bt)
+        hidden = self.hidden(ids_bt, positions)
+        targets_n = targets_bt.reshape(-1)
+        return self.ops.cross_entropy(hidden, self.lm_head.weight, targets_n, scale)
+
+    def hidden(
+        self, ids_bt: Tensor, positions: Positions, cache: AttentionCache | None = None
+    ) -> Tensor:
+        """Token ids [B, T] -> final normed states [B * T, hidden]."""
+        x_nd = F.embedding(ids_bt.reshape(-1), self.embed_tokens.weight).to(self.dtype)
+        branch_nd: Tensor | None = None
+        for block in self.layers:
+            x_nd, branch_nd = block(x_nd, branch_nd, positions, cache)
+        _, normed = self.ops.add_norm(x_nd, branch_nd, self.norm.weight, self.norm.epsilon)
+        return normed
+
+    @torch.no_grad()
+    def initialize(self, draw: "Initializer") -> None:
+        """Fills the weights; each from numbers of its own, so that a layout never changes them.
+
+        Normal with standard deviation 0.02, the projections back into the residual stream smaller
+        by sqrt(2 x layers) (GPT-2's rule); norms are 1.
+        """
+        for name, weight in self.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(1.0)
+                continue
+            back = name.endswith(("o_proj.weight", "down_proj.weight"))
+            deviation = 0.02 / (2 * self.shape.layers) ** 0.5 if back else 0.02
+            draw(name, weight, deviation)
+
+
+class Initializer(Protocol):
+    """Fills a weight with normal numbers that depend on the run's seed and the weight's name."""
+
+    def __call__(self, name: str, weight: Tensor, deviation: float) -> None:
+        """Fills `weight` in place."""

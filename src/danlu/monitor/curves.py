@@ -1,0 +1,124 @@
+"""Curves made fit to look at: smoothed, thinned, or drawn with characters."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Curve", "Trail", "line_chart", "smooth", "sparkline", "thin"]
+
+Curve = npt.NDArray[np.float64]
+
+_BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille: 4 rows, 2 columns
+
+
+def smooth(values: Iterable[float], half_life: float) -> Curve:
+    """The exponential running mean, without the usual pull towards the start (as Adam corrects it).
+
+    Args:
+        values: one number a step; those that are not finite do not count.
+        half_life: steps after which a value's weight has halved.
+    """
+    decay = 0.5 ** (1.0 / max(half_life, 1e-9))
+    mean, weight, result = 0.0, 0.0, []
+    for value in values:
+        if math.isfinite(value):
+            mean = decay * mean + (1 - decay) * value
+            weight = decay * weight + (1 - decay)
+        result.append(mean / weight if weight else math.nan)
+    return np.array(result)
+
+
+def thin(x: Curve, y: Curve, limit: int) -> tuple[Curve, Curve]:
+    """At most `limit` points that look the same: the lowest and the highest of each bucket.
+
+    Spikes stay visible, which evenly picked points would lose. Gaps (NaN) stay where a whole bucket
+    is one.
+    """
+    if len(x) <= limit:
+        return x, y
+    size = -(-len(x) // (limit // 2 - 1))
+    whole = len(x) // size * size
+    buckets = y[:whole].reshape(-1, size)
+    start = np.arange(0, whole, size)
+    low = start + np.where(np.isnan(buckets), np.inf, buckets).argmin(axis=1)
+    high = start + np.where(np.isnan(buckets), -np.inf, buckets).argmax(axis=1)
+    keep = np.unique(np.concatenate([[0], low, high, [len(x) - 1]]))
+    return x[keep], y[keep]
+
+
+class Trail:
+    """A curve of any length in bounded memory: when full, neighbours are averaged in pairs.
+
+    Args:
+        limit: points kept at most (an even number).
+    """
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit, self._stride = limit, 1
+        self._points: list[float] = []
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        """Appends a value; one that is not finite is left out."""
+        if not math.isfinite(value):
+            return
+        self._sum += value
+        self._count += 1
+        if self._count < self._stride:
+            return
+        self._points.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self._points) >= self._limit:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(a + b) / 2 for a, b in pairs]
+            self._stride *= 2
+
+    def points(self) -> list[float]:
+        """The curve so far, oldest first."""
+        return list(self._points)
+
+
+def _resample(values: Sequence[float], count: int) -> list[float]:
+    """`count` means of equal stretches; fewer values than that are returned as they are."""
+    finite = [v for v in values if math.isfinite(v)]
+    if len(finite) <= count:
+        return finite
+    edges = [round(i * len(finite) / count) for i in range(count + 1)]
+    return [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+
+
+def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
+    """A curve one line high and at most `width` characters wide."""
+    points = _resample(values, width)
+    if not points or width < 1:
+        return ""
+    signs = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    low, span = min(points), max(points) - min(points)
+    steps = [(p - low) / span if span else 0.5 for p in points]
+    return "".join(signs[min(int(s * len(signs)), len(signs) - 1)] for s in steps)
+
+
+def line_chart(values: Sequence[float], width: int, height: int) -> list[str]:
+    """A curve drawn in braille dots (2 × 4 a character): `height` lines, `width` characters."""
+    points = _resample(values, width * 2)
+    if not points:
+        return [" " * width] * height
+    if len(points) < width * 2:
+        where = np.linspace(0, len(points) - 1, width * 2)
+        points = list(np.interp(where, np.arange(len(points)), points))
+    low, span, rows = min(points), max(points) - min(points), height * 4
+    cells = [[0] * width for _ in range(height)]
+    before: int | None = None
+    for column, point in enumerate(points):
+        level = round((point - low) / span * (rows - 1)) if span else rows // 2
+        # A steep piece is drawn as a vertical stroke, so that the line never breaks.
+        first, last = sorted((level, level if before is None else before))
+        for dot in range(first, last + 1) if last - first > 1 else (level,):
+            row = rows - 1 - dot
+            cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+        before = level
+    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
