@@ -26,7 +26,7 @@ PEER = Peer(
     name="torchtitan",
     environment="torchtitan",
     package="torchtitan",
-    settings={
+    settings={**{k:k for k in ("c-chunk","e-plain")},
         "default": "debug config as it comes: bf16 mixed, selective recompute, chunked loss, eager",
         "best": "bf16 mixed, compile.enable, no recompute, plain loss",
     },
@@ -108,10 +108,11 @@ def build_trainer(gate: Gate) -> Any:
     config.checkpoint.enable = False
     config.validator.enable = False
     config.dump_folder = "out"
-    if gate.setting == "best":
-        config.compile = CompileConfig(enable=True)
+    if gate.setting != "default":
+        config.compile = CompileConfig(enable=gate.setting[0] in "bc")
         config.activation_checkpoint = None
-        config.loss = CrossEntropyLoss.Config(global_vocab_size=work.vocab)
+        if "chunk" not in gate.setting:
+            config.loss = CrossEntropyLoss.Config(global_vocab_size=work.vocab)
         config.metrics.log_freq = 10
 
     HuggingFaceTextDataLoader.Config.build = lambda *_, **__: CommonData(gate)

@@ -5,7 +5,7 @@ a name says otherwise.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 __all__ = [
@@ -62,7 +62,8 @@ class LayerCost:
     Attributes:
         name: the module's path in the model, e.g. `layers.3`.
         parameters: number of weights.
-        forward_flops: per token; a backward pass costs twice that.
+        forward_flops: of matrix products with weights, per token; backward costs twice that.
+        attention_flops: of attention's own products, forward, per token; backward twice that.
         saved_elements: activation elements kept for backward, per token (times the format's bytes).
         traffic_elements: elements read and written outside matrix products, forward and backward,
             per token.
@@ -71,6 +72,7 @@ class LayerCost:
     name: str
     parameters: int
     forward_flops: float
+    attention_flops: float
     saved_elements: float
     traffic_elements: float
 
@@ -102,7 +104,8 @@ class DeviceFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready values."""
-        return asdict(self) | {"peak_flops": dict(self.peak_flops)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return values | {"peak_flops": dict(self.peak_flops)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

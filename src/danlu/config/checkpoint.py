@@ -12,6 +12,8 @@ class CheckpointConfig(Block):
     """Steps between two checkpoints; `auto` is about one in ten minutes."""
     keep: Positive = 2
     """Newest checkpoints kept."""
+    start_from: str | None = None
+    """Run folder or checkpoint of the same model whose weights a new run starts with."""
 
 
 class ResilienceConfig(Block):

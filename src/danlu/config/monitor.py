@@ -21,7 +21,7 @@ class IndicatorConfig(Block):
 class MonitorConfig(Block):
     """Progress, metrics and the report."""
 
-    log_every: Positive = 1
+    log_every: Positive | Auto = "auto"
     """Steps between two lines of metrics.jsonl."""
     progress: bool | Auto = "auto"
     """A live progress display; `auto` when a person is watching (a terminal), plain lines

@@ -17,6 +17,7 @@ from danlu.config.data import SourceConfig
 from danlu.config.load import expand_path
 
 __all__ = [
+    "SOURCES",
     "Document",
     "Piece",
     "Reject",
@@ -26,7 +27,6 @@ __all__ = [
     "build_sources",
     "printable",
     "required_path",
-    "sources",
 ]
 
 
@@ -167,9 +167,8 @@ class Source(abc.ABC):
             yield from self.read(piece)
 
 
-def sources() -> Registry[Source]:
-    """All kinds of source; a file in `danlu/data/sources` is one."""
-    return Registry("danlu.data.sources", Source, "data_pipeline.sources[].type")  # type: ignore[type-abstract]
+SOURCES: Registry[Source] = Registry("danlu.data.sources", Source, "data_pipeline.sources[].type")
+"""All kinds of source; a file in `danlu/data/sources` is one."""
 
 
 def build_sources(configs: Iterable[SourceConfig]) -> list[Source]:
@@ -178,11 +177,10 @@ def build_sources(configs: Iterable[SourceConfig]) -> list[Source]:
     Raises:
         ConfigError: a kind that does not exist, or keys that its kind cannot use.
     """
-    kinds = sources()
-    built = []
-    for index, config in enumerate(configs):
-        built.append(kinds.find(config.type)(config, f"data_pipeline.sources[{index}]"))
-    return built
+    return [
+        SOURCES.find(config.type)(config, f"data_pipeline.sources[{index}]")
+        for index, config in enumerate(configs)
+    ]
 
 
 def required_path(config: SourceConfig, key: str) -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from danlu.base.errors import ConfigError, MachineError
 
-__all__ = ["Comm", "join_ranks", "launched_world"]
+__all__ = ["Comm", "first_rank", "join_ranks", "launched_world"]
 
 
 def launched_world() -> int | None:
@@ -103,3 +103,8 @@ def join_ranks(device: str, *, timeout_seconds: float) -> Comm:
         reason = str(error).split("\n", 1)[0]
         raise MachineError(f"rank {rank} of {world} cannot reach the others: {reason}") from error
     return Comm(rank, world, local_rank)
+
+
+def first_rank() -> bool:
+    """Whether this process is the one that talks: the first rank, or the only process."""
+    return int(os.environ.get("RANK", 0)) == 0

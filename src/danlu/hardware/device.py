@@ -18,7 +18,7 @@ from danlu.base.errors import ConfigError
 from danlu.base.facts import DeviceFacts
 from danlu.hardware.cluster import cpu_on_paper, recall, remember
 
-__all__ = ["Device", "measure", "open_device", "probe"]
+__all__ = ["Device", "device_count", "measure", "open_device", "probe"]
 
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SECONDS_PER_RATE = 0.25
@@ -76,6 +76,11 @@ def _keep_freed_memory() -> None:
         libc.mallopt(m_top_pad, 64 * 2**20)
 
 
+def device_count(kind: str) -> int:
+    """Ranks that this machine takes when nothing is configured: one a GPU, or one for the CPU."""
+    return torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 1
+
+
 def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
     """The device a run would use, with its measured rates, remembered from one run to the next.
 
@@ -93,12 +98,10 @@ def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
         raise ConfigError("train.device", "PyTorch finds no GPU here.", "Use cpu or auto.")
     kind = ("cuda" if has_gpu else "cpu") if kind == "auto" else kind
     known = None if fresh else recall()
-    if known is None or known.kind != kind:
-        known = measure(kind)
-    else:
-        known = _keep_best(known)
-    remember(known)
-    return known
+    fits = known is not None and known.kind == kind
+    facts = _keep_best(known) if known is not None and fits else measure(kind)
+    remember(facts)
+    return facts
 
 
 def _keep_best(known: DeviceFacts) -> DeviceFacts:

@@ -21,18 +21,20 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
     block = partial(
         LayerCost,
         parameters=shape.layer_parameters,
-        forward_flops=2.0 * weights + 2.0 * length * query,
+        forward_flops=2.0 * weights,
+        attention_flops=2.0 * length * query,
         saved_elements=4.0 * d + qkv + query + 3.0 * f,
         traffic_elements=24.0 * d + 8.0 * qkv + 6.0 * query + 12.0 * f,
     )
     head = shape.vocab_size * d
     return (
-        LayerCost("embed_tokens", head, 0.0, 1.0 * d, 6.0 * d),
+        LayerCost("embed_tokens", head, 0.0, 0.0, 1.0 * d, 6.0 * d),
         *(block(f"layers.{i}") for i in range(shape.layers)),
         LayerCost(
             "lm_head",
             d if shape.tied_embeddings else head + d,
             2.0 * head,
+            0.0,
             3.0 * d,
             12.0 * d + 4.0 * shape.vocab_size,
         ),
@@ -41,4 +43,4 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
 
 def flops_per_token(shape: ModelShape) -> float:
     """FLOP of training on one token: forward, and backward at twice that; nothing recomputed."""
-    return 3.0 * sum(layer.forward_flops for layer in describe(shape))
+    return 3.0 * sum(c.forward_flops + c.attention_flops for c in describe(shape))

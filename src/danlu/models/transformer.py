@@ -8,7 +8,7 @@ hands on the residual stream and its last branch unadded, because the addition b
 norm (one pass over memory instead of two).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -70,6 +70,14 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
 
+class Matrix(nn.Module):
+    """A weight [rows, columns] in fp32, without values until `Transformer.initialize`."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns))
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads."""
 
@@ -78,10 +86,10 @@ class Attention(nn.Module):
         self.ops, self.index = ops, index
         self.heads, self.kv_heads, self.head_size = shape.heads, shape.kv_heads, shape.head_size
         query, key = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        self.q_proj = nn.Linear(shape.hidden_size, query, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, key, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, key, bias=False)
-        self.o_proj = nn.Linear(query, shape.hidden_size, bias=False)
+        self.q_proj = Matrix(query, shape.hidden_size)
+        self.k_proj = Matrix(key, shape.hidden_size)
+        self.v_proj = Matrix(key, shape.hidden_size)
+        self.o_proj = Matrix(shape.hidden_size, query)
 
     def forward(self, x_nd: Tensor, positions: Positions, cache: AttentionCache | None) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
@@ -108,9 +116,9 @@ class FeedForward(nn.Module):
     def __init__(self, shape: ModelShape, ops: Ops) -> None:
         super().__init__()
         self.ops = ops
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = Matrix(shape.intermediate_size, shape.hidden_size)
+        self.up_proj = Matrix(shape.intermediate_size, shape.hidden_size)
+        self.down_proj = Matrix(shape.hidden_size, shape.intermediate_size)
 
     def forward(self, x_nd: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
@@ -157,10 +165,10 @@ class Transformer(nn.Module):
     def __init__(self, shape: ModelShape, ops: Ops, dtype: torch.dtype) -> None:
         super().__init__()
         self.shape, self.ops, self.dtype = shape, ops, dtype
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.embed_tokens = Matrix(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape, ops, i) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.lm_head = Matrix(shape.vocab_size, shape.hidden_size)
         if shape.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         cosine, sine = rotary_tables(shape.sequence_length, shape.head_size, shape.rope_theta)
@@ -195,9 +203,19 @@ class Transformer(nn.Module):
         _, normed = self.ops.add_norm(x_nd, branch_nd, self.norm.weight, self.norm.epsilon)
         return normed
 
+    def for_inference(self) -> "Transformer":
+        """The model with its matrices kept in the computing format, for use without training."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+            if parameter.dim() > 1:
+                parameter.data = parameter.data.to(self.dtype)
+        return self.eval()
+
     @torch.no_grad()
-    def initialize(self, draw: "Initializer") -> None:
-        """Fills the weights; each from numbers of its own, so that a layout never changes them.
+    def initialize(self, draw: Callable[[str, Tensor, float], None]) -> None:
+        """Fills the weights through `draw(name, weight, deviation)`.
+
+        Each is drawn by its name, so that a layout never changes its numbers.
 
         Normal with standard deviation 0.02, the projections back into the residual stream smaller
         by sqrt(2 x layers) (GPT-2's rule); norms are 1.
@@ -209,10 +227,3 @@ class Transformer(nn.Module):
             back = name.endswith(("o_proj.weight", "down_proj.weight"))
             deviation = 0.02 / (2 * self.shape.layers) ** 0.5 if back else 0.02
             draw(name, weight, deviation)
-
-
-class Initializer(Protocol):
-    """Fills a weight with normal numbers that depend on the run's seed and the weight's name."""
-
-    def __call__(self, name: str, weight: Tensor, deviation: float) -> None:
-        """Fills `weight` in place."""

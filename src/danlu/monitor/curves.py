@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Curve", "Trail", "line_chart", "smooth", "sparkline", "thin"]
+__all__ = ["Curve", "RunningMean", "Trail", "line_chart", "sparkline", "thin", "trend"]
 
 Curve = npt.NDArray[np.float64]
 
@@ -15,21 +15,56 @@ _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille: 4 rows, 2 columns
 
 
-def smooth(values: Iterable[float], half_life: float) -> Curve:
-    """The exponential running mean, without the usual pull towards the start (as Adam corrects it).
+class RunningMean:
+    """An exponential running mean without the usual pull towards its start (as Adam corrects it).
 
     Args:
-        values: one number a step; those that are not finite do not count.
-        half_life: steps after which a value's weight has halved.
+        half_life: values after which one's weight has halved. It is shorter at the start (a tenth
+            of the values there are): there a loss falls fast, and a slow mean would lag far behind.
     """
-    decay = 0.5 ** (1.0 / max(half_life, 1e-9))
-    mean, weight, result = 0.0, 0.0, []
-    for value in values:
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._mean, self._weight, self._count = 0.0, 0.0, 0
+
+    def add(self, value: float) -> None:
+        """Takes a value in; one that is not finite does not count."""
         if math.isfinite(value):
-            mean = decay * mean + (1 - decay) * value
-            weight = decay * weight + (1 - decay)
-        result.append(mean / weight if weight else math.nan)
-    return np.array(result)
+            self._count += 1
+            keep = 0.5 ** (1 / min(max(self._count / 10, 1.0), max(self._half_life, 1.0)))
+            self._mean = keep * self._mean + (1 - keep) * value
+            self._weight = keep * self._weight + (1 - keep)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN before the first value."""
+        return self._mean / self._weight if self._weight else math.nan
+
+
+def trend(values: Curve, half_width: int) -> Curve:
+    """The smooth curve through all values: at each point a line fitted to its surroundings.
+
+    Unlike a running mean it neither lags behind nor bends away at the ends. NaN does not count.
+
+    Args:
+        values: evenly spaced.
+        half_width: values on each side that a point's line is fitted to, the near ones most.
+    """
+    offset = np.arange(-half_width, half_width + 1)
+    weight = (1 - np.abs(offset / (half_width + 1)) ** 3) ** 3
+    known = np.isfinite(values)
+    there, filled = known.astype(float), np.where(known, values, 0.0)
+
+    def around(signal: Curve, power: int) -> Curve:
+        kernel = weight * offset**power
+        return np.convolve(signal, kernel[::-1], mode="full")[half_width : half_width + len(signal)]
+
+    s0, s1, s2 = (around(there, power) for power in range(3))
+    t0, t1 = (around(filled, power) for power in range(2))
+    spread = s0 * s2 - s1**2
+    fitted = np.divide(s2 * t0 - s1 * t1, spread, out=np.full_like(t0, np.nan), where=spread > 1e-9)
+    level = np.divide(t0, s0, out=np.full_like(t0, np.nan), where=s0 > 0)
+    return np.where(np.isfinite(fitted), fitted, level)
 
 
 def thin(x: Curve, y: Curve, limit: int) -> tuple[Curve, Curve]:
@@ -102,7 +137,9 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
     return "".join(signs[min(int(s * len(signs)), len(signs) - 1)] for s in steps)
 
 
-def line_chart(values: Sequence[float], width: int, height: int) -> list[str]:
+def line_chart(
+    values: Sequence[float], width: int, height: int, *, from_zero: bool = False
+) -> list[str]:
     """A curve drawn in braille dots (2 × 4 a character): `height` lines, `width` characters."""
     points = _resample(values, width * 2)
     if not points:
@@ -110,7 +147,8 @@ def line_chart(values: Sequence[float], width: int, height: int) -> list[str]:
     if len(points) < width * 2:
         where = np.linspace(0, len(points) - 1, width * 2)
         points = list(np.interp(where, np.arange(len(points)), points))
-    low, span, rows = min(points), max(points) - min(points), height * 4
+    low = min(0.0, *points) if from_zero else min(points)
+    span, rows = max(points) - low, height * 4
     cells = [[0] * width for _ in range(height)]
     before: int | None = None
     for column, point in enumerate(points):

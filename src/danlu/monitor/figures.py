@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from danlu.base.facts import Evaluation, StepReport
 from danlu.base.units import format_bytes, format_count, format_duration
-from danlu.monitor.curves import Trail
+from danlu.monitor.curves import RunningMean, Trail
 from danlu.monitor.words import UNKNOWN, percent, signed, small
 
 __all__ = ["Figures", "Reading", "cells"]
 
 _RECENT = 50  # steps that "now" means: their median, which one slow step does not move
-_HALF_LIFE = 15.0  # steps after which a loss has lost half its weight in the smoothed one; fewer
-# at the start, where the loss falls fast and a slow mean would lag far behind
+_HALF_LIFE = 15.0  # of the smoothed loss, in steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Reading:
         diverged: whether the newest loss is not finite.
         bits_per_byte: of the newest evaluation; `change` is against the one before.
         step_seconds: median of the recent steps.
-        eta_seconds: time that the remaining steps and their evaluations will take.
+        eta_seconds: time that the remaining steps and their evaluations will take; NaN at the end.
         losses: the loss over the run, thinned.
     """
 
@@ -62,7 +61,7 @@ class Figures:
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
         self._bits_per_byte, self._change = math.nan, math.nan
         self._evaluation_seconds = 0.0
-        self._mean, self._weight, self._steps = 0.0, 0.0, 0
+        self._loss = RunningMean(_HALF_LIFE)
         self._trail = Trail()
 
     def step(self, report: StepReport) -> None:
@@ -72,12 +71,8 @@ class Figures:
                 self._first = report
             else:
                 self._recent.append(report)
-            if math.isfinite(report.loss):
-                self._steps += 1
-                keep = 0.5 ** (1 / min(max(self._steps / 10, 1.0), _HALF_LIFE))
-                self._mean = keep * self._mean + (1 - keep) * report.loss
-                self._weight = keep * self._weight + (1 - keep)
-                self._trail.add(self._mean / self._weight)
+            self._loss.add(report.loss)
+            self._trail.add(self._loss.value)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Takes one evaluation in."""
@@ -97,7 +92,7 @@ class Figures:
             return Reading(
                 step=step,
                 total_steps=self._total,
-                loss=self._mean / self._weight if self._weight else math.nan,
+                loss=self._loss.value,
                 diverged=newest is not None and not math.isfinite(newest.loss),
                 bits_per_byte=self._bits_per_byte,
                 change=self._change,
@@ -111,10 +106,10 @@ class Figures:
             )
 
     def _eta(self, step: int, step_seconds: float) -> float:
-        if self._total is None:
+        if self._total is None or step >= self._total:
             return math.nan
         done = max(step - self._start, 1)
-        return max(self._total - step, 0) * (step_seconds + self._evaluation_seconds / done)
+        return (self._total - step) * (step_seconds + self._evaluation_seconds / done)
 
 
 def _median(values: Iterable[float]) -> float:

@@ -11,7 +11,7 @@ import math
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import yaml
 
 from danlu.base.errors import UserError, closest
 from danlu.base.events import read_lines
-from danlu.base.facts import Evaluation
+from danlu.base.facts import Evaluation, StepReport
 from danlu.monitor.curves import Curve
 
 __all__ = ["Follower", "History", "Sample", "Status", "find_run", "read_history"]
@@ -95,6 +95,24 @@ class History:
         values = self._columns.get(name, self._extras.get(name))
         return np.array(values) if values is not None else np.full(len(self), np.nan)
 
+    def reports(self, start: int = 0) -> Iterator[StepReport]:
+        """The recorded steps from index `start` on, as training reported them."""
+        for i in range(start, len(self)):
+            number = {name: column[i] for name, column in self._columns.items()}
+            known = math.isfinite(number["mfu"])
+            yield StepReport(
+                step=int(number["step"]),
+                tokens=_whole(number["tokens"]),
+                loss=number["loss"],
+                gradient_norm=number["gradient_norm"],
+                learning_rate=number["learning_rate"],
+                seconds=number["seconds"],
+                tokens_per_second=number["tokens_per_second"],
+                mfu=number["mfu"] if known else None,
+                memory_bytes=_whole(number["memory_bytes"]),
+                data_seconds=number["data_seconds"],
+            )
+
     def extras(self) -> list[str]:
         """Names of the recorded numbers beyond those of every `StepReport`."""
         return list(self._extras)
@@ -149,9 +167,8 @@ class History:
         return int(steps) if 0 < steps < 2**53 else None
 
     def tokens_until(self) -> Curve:
-        """Tokens seen up to each recorded step (steps between two lines count like the later)."""
-        step, tokens = self.column("step"), np.nan_to_num(self.column("tokens"))
-        return np.cumsum(np.diff(step, prepend=0) * tokens)
+        """Tokens seen up to each recorded step; a line counts those since the line before it."""
+        return np.cumsum(np.nan_to_num(self.column("tokens")))
 
     def status(self, now: float | None = None) -> Status:
         """How the run stands at `now` (Unix seconds; the present when left out)."""
@@ -233,13 +250,12 @@ class History:
         numbers = {k: _number(record.get(k)) for k in ("loss", "bits_per_byte", "seconds")}
         tokens = _number(record.get("tokens"))
         self._forget_evaluations_from(step)
-        whole = int(tokens) if math.isfinite(tokens) else 0
-        self.evaluations.append(Evaluation(step=step, tokens=whole, **numbers))
+        self.evaluations.append(Evaluation(step=step, tokens=_whole(tokens), **numbers))
 
     def _add_sample(self, record: Mapping[str, Any]) -> None:
         step = _number(record.get("step"))
         prompt, text = str(record.get("prompt") or ""), str(record.get("text") or "")
-        whole = int(step) if math.isfinite(step) else 0
+        whole = _whole(step)
         self._samples.pop((whole, prompt), None)  # a repeated one moves to the end
         self._samples[whole, prompt] = Sample(whole, prompt, text.removeprefix(prompt))
 
@@ -293,6 +309,10 @@ def _number(value: Any) -> float:
         except OverflowError:
             return math.nan
     return math.nan
+
+
+def _whole(value: float) -> int:
+    return int(value) if math.isfinite(value) else 0
 
 
 def _word(reason: Any) -> str:

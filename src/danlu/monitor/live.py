@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -24,13 +24,13 @@ from danlu.base.facts import Evaluation, StepReport
 from danlu.base.units import format_count, format_duration
 from danlu.monitor.curves import sparkline
 from danlu.monitor.figures import Figures, Reading, cells
-from danlu.monitor.words import UNKNOWN, countdown, shorten, signed, visible
+from danlu.monitor.words import UNKNOWN, ascii_text, countdown, shorten, signed, visible
 
-__all__ = ["Display", "LiveDisplay", "PlainDisplay", "open_display", "panel"]
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "encodable", "open_display", "panel"]
 
 Progress = bool | Literal["auto"]
 
-_FRAMES_PER_SECOND = 4  # a frame costs about 2 ms of one core
+_FRAMES_PER_SECOND = 4  # a frame costs about 1 ms of one core
 _CELL = 26  # columns that one figure of the panel takes
 _SAMPLE_LINES = 6
 _ENDS = {
@@ -223,9 +223,9 @@ class LiveDisplay(Display):
     def stop(self, reason: str) -> None:
         """See `Display.stop`."""
         self._phases.end()
-        frame = Group(*self._lines(ended=True))
+        frame = list(self._lines(ended=True))
         self.close()
-        self._print(frame)
+        self._print(*frame)
         style = "bold green" if reason == "done" else "bold yellow"
         self._print(Text(f"  {_ENDS.get(reason, reason)}", style=style))
 
@@ -237,9 +237,10 @@ class LiveDisplay(Display):
         if not self._live.is_started:
             self._live.start()
 
-    def _print(self, line: RenderableType) -> None:
+    def _print(self, *lines: Text) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(line)
+            for line in lines:
+                self._console.print(encodable(line, self._console.options))
 
     def _show_ended(self, phases: list[_Phase]) -> None:
         for phase in phases:
@@ -250,7 +251,7 @@ class LiveDisplay(Display):
         options = self._console.options
         width, ascii_only = options.max_width, options.ascii_only
         for phase in list(self._phases.open.values()):
-            yield _phase_line(phase, width, ascii_only=ascii_only)
+            yield encodable(_phase_line(phase, width, ascii_only=ascii_only), options)
         if self._figures is not None:
             reading, elapsed = self._figures.read(), time.monotonic() - self._began
             if ended:
@@ -369,18 +370,27 @@ def panel(
         yield _row(row, ascii_only=ascii_only)
     last = _row(rows[-1], ascii_only=ascii_only)
     free = width - len(rows[-1]) * _CELL - 2
-    if free < 24:
+    if free < 24 and reading.losses:
+        last.rstrip()
         yield last
         last, free = Text("  "), width - 3
     last.append(sparkline(reading.losses, min(free, 80), ascii_only=ascii_only), style="cyan")
+    last.rstrip()
     yield last
+
+
+def encodable(line: Text, options: ConsoleOptions) -> Text:
+    """`line` as the terminal can show it: signs it has no letters for are replaced."""
+    if options.ascii_only:
+        line.plain = ascii_text(line.plain)
+    return line
 
 
 def _row(figures: list[tuple[str, str]], *, ascii_only: bool) -> Text:
     line = Text("  ", no_wrap=True, overflow="crop")
     for label, text in figures:
         bad = text == "not finite"
-        shown = text.encode("ascii", "replace").decode() if ascii_only else text
+        shown = ascii_text(text) if ascii_only else text
         line.append(f"{label} ", style="dim").append(shown, style="bold red" if bad else "bold")
         line.append(" " * max(_CELL - len(label) - 1 - len(shown), 2))
     return line

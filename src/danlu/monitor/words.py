@@ -7,12 +7,27 @@ from typing import Any
 
 from danlu.base.units import format_count, format_duration
 
-__all__ = ["UNKNOWN", "countdown", "describe_event", "percent", "rate", "shorten", "signed", "small", "visible"]
+__all__ = [
+    "UNKNOWN",
+    "ascii_text",
+    "countdown",
+    "describe_event",
+    "percent",
+    "rate",
+    "shorten",
+    "signed",
+    "small",
+    "visible",
+]
 
 UNKNOWN = "\N{EN DASH}"
 """Shown for a figure that there is not."""
 
 _MINUS = "\N{MINUS SIGN}"
+
+_PLAIN = str.maketrans(
+    {UNKNOWN: "-", _MINUS: "-", "…": ".", "│": "|", "→": ">", "·": "-", "×": "x"}  # noqa: RUF001
+)
 
 # C0 (but tab and newline), DEL, C1, marks that reorder text, and halves of a pair of code units.
 _HIDDEN = re.compile(
@@ -33,6 +48,11 @@ def _sign(match: re.Match[str]) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+
+
+def ascii_text(text: str) -> str:
+    """`text` letter by letter in ASCII, for terminals that know no more."""
+    return text.translate(_PLAIN).encode("ascii", "replace").decode()
 
 
 def shorten(text: str, limit: int) -> str:
@@ -65,6 +85,15 @@ def small(value: float) -> str:
 def countdown(seconds: float) -> str:
     """Time that is left, as "45s" or "1h 20min": whole seconds, so that it does not flicker."""
     return f"{math.ceil(seconds)}s" if 0 <= seconds < 59 else format_duration(seconds)
+
+
+def step_time(seconds: float) -> str:
+    """A step's time as "1.31 s" or "131 ms": three digits, since these are compared."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else format_duration(seconds)
 
 
 def rate(tokens_per_second: float) -> str:

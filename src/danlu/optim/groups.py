@@ -11,8 +11,9 @@ __all__ = ["parameter_groups"]
 def parameter_groups(
     named: Iterable[tuple[str, nn.Parameter]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Two optimizer groups: parameters of two or more axes with `weight_decay`, the rest without."""
-    matrices, others = [], []
+    """Two optimizer groups: parameters of two axes or more with decay, the rest without."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for _, parameter in named:
         (matrices if parameter.dim() >= 2 else others).append(parameter)
     groups = [

@@ -1,6 +1,7 @@
 """The bytes of a file in pieces of bounded size, whatever it is compressed with."""
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import zstandard
 from danlu.base.errors import DataError
 from danlu.data.source import printable
 
-__all__ = ["chunks", "chunks_of_lines", "lines"]
+__all__ = ["chunks", "chunks_between", "line_range", "lines"]
 
 _CHUNK = 1 << 20
 _ZSTD_INPUT = 1 << 13
@@ -62,24 +63,32 @@ def _zstd_chunks(file: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-def chunks_of_lines(path: Path, start: int, stop: int | None) -> Iterator[bytes]:
-    """The lines of an uncompressed file that begin at a byte of [start, stop), in chunks.
-
-    Ranges that meet cover a file exactly once, whatever its line lengths.
+def chunks_between(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes [begin, end) of an uncompressed file.
 
     Raises:
         OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
-        begin = _line_begin(file, start)
-        end = None if stop is None else _line_begin(file, stop)
         file.seek(begin)
-        while end is None or begin < end:
-            chunk = file.read(_CHUNK if end is None else min(_CHUNK, end - begin))
-            if not chunk:
-                break
+        while chunk := file.read(min(_CHUNK, end - begin)):
             begin += len(chunk)
             yield chunk
+
+
+def line_range(path: Path, start: int, stop: int | None) -> tuple[int, int, bool]:
+    """The bytes [begin, end) of the lines that begin in [start, stop), and whether they are last.
+
+    Ranges that meet cover a file exactly once, whatever the lengths of its lines.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = _line_begin(file, start)
+        end = size if stop is None else _line_begin(file, stop)
+    return begin, max(begin, end), end == size
 
 
 def _line_begin(file: IO[bytes], position: int) -> int:

@@ -41,12 +41,13 @@ def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda path: bool(expression.match(path) or expression.match(plain_name(path)))
 
 
-def walk(root: Path) -> Iterator[SourceFile]:
+def walk(root: Path, unwanted: Callable[[str], bool]) -> Iterator[SourceFile]:
     """All regular files below `root` by relative path, or `root` itself when it is a file.
 
-    Hidden files and folders are left out, and folders that danlu made. Links are followed, each
-    folder at most once, so that a link to a folder above does not turn in a circle. A file that
-    cannot be looked at is listed with size 0: reading it says why.
+    What is `unwanted` is left out, folders without a look into them; so are hidden files and
+    folders, and folders that danlu made. Links are followed, each folder at most once, so that a
+    link to a folder above does not turn in a circle. A file that cannot be looked at is listed with
+    size 0: reading it says why.
     """
     if root.is_file():
         yield _file(root, root.name)
@@ -70,7 +71,7 @@ def walk(root: Path) -> Iterator[SourceFile]:
         seen.add((identity.st_dev, identity.st_ino))
         for entry in entries:
             path = f"{inside}/{entry.name}" if inside else entry.name
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or unwanted(path):
                 continue
             if entry.is_dir():
                 folders.append(path)
@@ -115,11 +116,10 @@ def select(
         DataError: no file is left, or a folder cannot be read.
     """
     wanted = matcher(include) if include else usual
-    unwanted = matcher(exclude)
-    found = list(walk(root))
+    found = list(walk(root, matcher(exclude)))
     if root.is_file():
         return tuple(found)
-    kept = [file for file in found if wanted(file.path) and not unwanted(file.path)]
+    kept = [file for file in found if wanted(file.path)]
     if not kept:
         asked = f" that match {list(include)}" if include else " of this kind"
         raise DataError(

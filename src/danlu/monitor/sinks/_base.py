@@ -35,5 +35,5 @@ class Sink(ABC):
         """Flushes and closes; every record written before can be read afterwards."""
 
 
-SINKS: Registry[Sink] = Registry("danlu.monitor.sinks", Sink, "monitor.sinks")  # type: ignore[type-abstract]
+SINKS: Registry[Sink] = Registry("danlu.monitor.sinks", Sink, "monitor.sinks")
 """All sinks, by the name of their file."""

@@ -1,0 +1,5 @@
+"""`python -m danlu` is `danlu`."""
+
+from danlu.cli import main
+
+main()

@@ -1,0 +1,64 @@
+"""A plan in words: what was decided and why, what it should cost."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danlu.base.units import format_bytes, format_count, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from danlu.planner.plan import Plan
+
+__all__ = ["explain"]
+
+
+def explain(plan: "Plan") -> str:
+    """The plan as text of at most 100 columns."""
+    model, device, cluster = plan.model, plan.cluster.device, plan.cluster
+    expected = plan.predicted
+    total = plan.steps * expected.step_seconds
+    lines = [
+        f"Plan {plan.hash}",
+        "",
+        f"  model     {format_count(plan.parameters)} parameters: {model.layers} layers of"
+        f" {model.hidden_size}, {model.heads} heads ({model.kv_heads} key/value),"
+        f" feed-forward {model.intermediate_size},",
+        f"            vocabulary {model.vocab_size}, sequences of {model.sequence_length}",
+        f"  machines  {cluster.nodes} x {cluster.devices_per_node} x {device.name},"
+        f" {format_bytes(device.memory_bytes)} each",
+        "            peak "
+        + ", ".join(f"{name} {format_rate(rate)}" for name, rate in device.peak_flops.items())
+        + f"; {device.bandwidth / 1e9:.3g} GB/s",
+        f"            ({device.source})",
+        f"  run       {plan.steps} steps of {format_count(plan.batch_tokens)} tokens ="
+        f" {format_count(plan.steps * plan.batch_tokens)} tokens, about {format_duration(total)}",
+        "",
+        "Decided",
+        "",
+        *_table([(d.key, d.value, d.reason) for d in plan.decisions]),
+        "",
+        f"Predicted step: {format_duration(expected.step_seconds)},"
+        f" {format_count(expected.tokens_per_second)} tokens/s, {expected.mfu:.0%} of the peak",
+        "",
+        *_bars({k: v for k, v in expected.seconds.items() if v}, format_duration),
+        "",
+        f"Predicted memory of a rank: {format_bytes(expected.memory_bytes)}",
+        "",
+        *_bars({k: float(v) for k, v in expected.memory.items() if v}, format_bytes),
+    ]
+    return "\n".join(lines)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    key = max(len(row[0]) for row in rows)
+    value = max(len(row[1]) for row in rows)
+    return [f"  {a:<{key}}  {b:>{value}}  {c}" for a, b, c in rows]
+
+
+def _bars(parts: dict[str, float], show: Callable[[float], str]) -> list[str]:
+    total, name = sum(parts.values()), max(len(part) for part in parts)
+    lines = []
+    for part, amount in parts.items():
+        share = amount / total
+        bar = "█" * round(30 * share)
+        lines.append(f"  {part:<{name}}  {show(amount):>10}  {share:>4.0%}  {bar}".rstrip())
+    return lines

@@ -1,0 +1,66 @@
+"""From a config to its Plan: description, cluster and planner put together. No torch."""
+
+from pathlib import Path
+
+from danlu.base.facts import ClusterFacts, ModelShape
+from danlu.config.data import TokenizerConfig
+from danlu.config.load import require_available
+from danlu.config.run import RunConfig
+from danlu.hardware.cluster import local_cluster, parse_cluster
+from danlu.models.describe import describe
+from danlu.planner.plan import Plan
+from danlu.planner.search import make_plan, pin
+
+__all__ = ["plan_run", "shape_of"]
+
+_RAW_BYTES_AND_END = 257
+
+
+def shape_of(config: RunConfig) -> ModelShape:
+    """The model in numbers; reads a configured tokenizer file, trains none.
+
+    Raises:
+        ConfigError: numbers that do not go together.
+        DataError: a tokenizer file that is missing or broken.
+    """
+    return config.model.shape(_tokenizer_size(config.data_pipeline.tokenizer))
+
+
+def _tokenizer_size(config: TokenizerConfig) -> int:
+    if config.type == "bytes":
+        return _RAW_BYTES_AND_END
+    if config.type == "bpe":
+        return config.vocab_size
+    from danlu.data.prepare import configured_tokenizer  # heavy: only where a file must be read
+
+    return configured_tokenizer(config).size
+
+
+def plan_run(
+    config: RunConfig,
+    cluster: str | Path | ClusterFacts | None = None,
+    *,
+    world: int | None = None,
+    before: Plan | None = None,
+) -> Plan:
+    """The plan of a run.
+
+    Args:
+        config: what the user wants.
+        cluster: `16x8xh100`, facts, or None for this machine.
+        world: ranks that a launcher has already started.
+        before: the plan of the run that is resumed; what decides learning is kept from it.
+
+    Raises:
+        ConfigError: a key that is not available, numbers that do not go together, or a model that
+            does not fit.
+    """
+    require_available(config)
+    if cluster is None:
+        cluster = local_cluster()
+    elif not isinstance(cluster, ClusterFacts):
+        cluster = parse_cluster(str(cluster))
+    if before is not None:
+        config = pin(config, before)
+    shape = shape_of(config)
+    return make_plan(config, shape, describe(shape), cluster, world=world)

@@ -1,0 +1,357 @@
+"""One run: its folder, its plan, its text, its parts, and what happens between steps."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from danlu.base.errors import CheckpointError, DanluError, DataError
+from danlu.base.events import JsonLines
+from danlu.base.facts import Evaluation, StepReport
+from danlu.base.files import write_json
+from danlu.base.units import format_bytes, format_count, format_rate
+from danlu.checkpoint.disk import CheckpointStore, read_facts
+from danlu.checkpoint.state import CheckpointFacts
+from danlu.config.load import expand_path, require_available
+from danlu.config.run import RunConfig
+from danlu.data.corpus import Corpus
+from danlu.data.prepare import prepare
+from danlu.hardware.cluster import local_cluster
+from danlu.hardware.comm import Comm, join_ranks, launched_world
+from danlu.hardware.device import probe
+from danlu.models.generate import Sampling, generate
+from danlu.monitor.live import Display, open_display
+from danlu.monitor.meter import Meter
+from danlu.monitor.recorder import Recorder
+from danlu.monitor.report import write_report
+from danlu.monitor.summary import RunSummary, summarise
+from danlu.planner.plan import Plan
+from danlu.train.build import Parts, build
+from danlu.train.control import StopRequest
+from danlu.train.evaluate import evaluate
+from danlu.train.folder import RunFolder
+from danlu.train.loop import Ended, train_steps
+from danlu.train.planning import plan_run
+
+__all__ = ["Run", "open_run"]
+
+_LAST_EVALUATION = 4  # times the tokens of the others
+
+
+class Run:
+    """A run that is ready to train. Made by `open_run` (or `danlu.build`).
+
+    Attributes:
+        folder: everything it leaves behind.
+        config: what the user wants.
+        plan: every number.
+        corpus: the prepared text.
+        comm: all ranks.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        plan: Plan,
+        corpus: Corpus,
+        comm: Comm,
+        display: Display,
+    ) -> None:
+        self.folder, self.config, self.plan = folder, config, plan
+        self.corpus, self.comm = corpus, comm
+        self._display = display
+        self._events = JsonLines(folder.events, comm.rank)
+        self._store = CheckpointStore(
+            folder.checkpoints, comm, keep=config.checkpoint.keep, warn=self._warn
+        )
+
+    def train(self) -> str:
+        """Trains to the plan's last step; goes on from the newest whole checkpoint.
+
+        Returns `done`, `interrupted` (Ctrl-C; a checkpoint was written) or `nan`.
+        """
+        with self._display, StopRequest() as stop:
+            parts = self._build()
+            first = self._restore(parts)
+            if first >= self.plan.steps:
+                self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
+                return "done"
+            self._announce(first)
+            with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
+                ended = self._train(parts, stop, recorder, first)
+            if ended.reason != "nan":
+                self._save(parts, ended.step)
+            self._close(parts, ended)
+        return ended.reason
+
+    def report(self) -> RunSummary:
+        """What the run has reached so far, from its files."""
+        return summarise(self.folder.path)
+
+    def _build(self) -> Parts:
+        self._display.phase("building the model and its kernels", 0, None)
+        return build(self.config, self.plan, self.corpus, self.comm, note=self._note)
+
+    def _restore(self, parts: Parts) -> int:
+        """Steps already done: from the run's newest checkpoint, or weights from another run."""
+        newest = self._store.newest()
+        if newest is not None:
+            facts = read_facts(newest)
+            self._check_fit(newest, facts)
+            self._store.load(newest, parts.model, parts.optimizer)
+            parts.loader.seek(facts.data["position"])
+            self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
+            self._note(f"Goes on after step {facts.step} ({newest.name}).")
+            return facts.step
+        if self.config.checkpoint.start_from is not None:
+            self._start_from(parts, self.config.checkpoint.start_from)
+        return 0
+
+    def _start_from(self, parts: Parts, text: str) -> None:
+        path = expand_path(text, "checkpoint.start_from")
+        if (path / "checkpoints").is_dir():
+            others = CheckpointStore(path / "checkpoints", self.comm, keep=1, warn=self._warn)
+            path = others.newest() or path
+        self._check_model(path, read_facts(path))
+        self._store.load(path, parts.model, None)
+        self._note(f"Starts with the weights of {path}.")
+
+    def _check_fit(self, path: Path, facts: CheckpointFacts) -> None:
+        self._check_model(path, facts)
+        if facts.corpus != self.corpus.fingerprint:
+            raise CheckpointError(
+                str(path),
+                "the text has changed since this checkpoint was written.",
+                "Use folder=… for a new run (checkpoint.start_from keeps the weights).",
+            )
+
+    def _check_model(self, path: Path, facts: CheckpointFacts) -> None:
+        for name, mine in asdict(self.plan.model).items():
+            if facts.model.get(name) != mine:
+                raise CheckpointError(
+                    str(path),
+                    f"it holds another model ({name}: {facts.model.get(name)} there, {mine} here).",
+                    "Use folder=… for a new run, or the model of the checkpoint.",
+                )
+
+    def _train(self, parts: Parts, stop: StopRequest, recorder: Recorder, first: int) -> Ended:
+        plan = self.plan
+        meter = Meter(
+            self.comm,
+            parts.device,
+            flops_per_token=plan.flops_per_token,
+            peak_flops=plan.peak_flops,
+        )
+
+        def on_report(report: StepReport) -> None:
+            if self.comm.first:
+                recorder.step(report)
+                self._display.step(report)
+
+        def after_step(step: int) -> None:
+            last = step == plan.steps
+            if last or step % plan.evaluate_every == 0:
+                self._evaluate(parts, step, recorder, last=last)
+                meter.resume()
+            if not last and step % plan.checkpoint_every == 0:
+                self._save(parts, step)
+                meter.resume()
+
+        every = self.config.monitor.log_every
+        return train_steps(
+            parts,
+            meter,
+            stop,
+            first=first,
+            clip=self.config.optimizer.gradient_clip,
+            report_every=(1 if parts.device.kind == "cpu" else 10) if every == "auto" else every,
+            on_report=on_report,
+            after_step=after_step,
+        )
+
+    def _evaluate(self, parts: Parts, step: int, recorder: Recorder, *, last: bool) -> None:
+        tokens = self.config.train.evaluate_tokens * (_LAST_EVALUATION if last else 1)
+        evaluation: Evaluation | None = evaluate(parts, step, tokens)
+        if not self.comm.first:
+            return
+        if evaluation is not None:
+            recorder.evaluation(evaluation)
+            self._display.evaluation(evaluation)
+        prompts = self.config.monitor.sample_prompts
+        if prompts and not last:  # one a time: they cost training time
+            prompts = (prompts[step // self.plan.evaluate_every % len(prompts)],)
+        for prompt in prompts if self.config.monitor.sample_tokens else ():
+            text = self._continue(parts, prompt, step)
+            self._event("sample", step=step, prompt=prompt, text=text)
+            self._display.sample(prompt, text)
+
+    def _continue(self, parts: Parts, prompt: str, step: int) -> str:
+        tokenizer = parts.corpus.tokenizer
+        ids = [int(i) for i in tokenizer.encode_batch([prompt])[0]]
+        tokens = self.config.monitor.sample_tokens
+        sampling = Sampling(seed=self.config.train.seed + step)
+        return tokenizer.decode(list(generate(parts.model, ids, tokens, tokenizer.end, sampling)))
+
+    def _save(self, parts: Parts, step: int) -> None:
+        began = time.perf_counter()
+        facts = CheckpointFacts(
+            step=step,
+            data=parts.loader.state(),
+            model=asdict(self.plan.model),
+            corpus=self.corpus.fingerprint,
+            run=self.folder.identity_hash(),
+        )
+        try:
+            path = self._store.save(parts.model, parts.optimizer, facts)
+        except CheckpointError as error:
+            if step == self.plan.steps:
+                raise
+            self._warn(str(error))
+            return
+        seconds = round(time.perf_counter() - began, 3)
+        self._event("checkpoint", step=step, path=path.name, seconds=seconds)
+
+    def _close(self, parts: Parts, ended: Ended) -> None:
+        parts.loader.close()
+        message = ""
+        if ended.reason == "nan":
+            message = (
+                f"the loss or gradient of step {ended.step + 1} is not a finite number; training"
+                " stopped before its update. Lower optimizer.learning_rate, or look at the data."
+            )
+            self._event("nan", step=ended.step + 1, reason=message)
+        self._event("stop", step=ended.step, reason=ended.reason, message=message)
+        if self.comm.first:
+            write_report(self.folder.path)
+            self._display.stop(ended.reason)
+        self.comm.wait()
+
+    def _announce(self, first: int) -> None:
+        plan, device = self.plan, self.plan.cluster.device
+        self._event("start", step=first, plan=plan.hash, world=self.comm.world, device=device.name)
+        if not self.comm.first:
+            return
+        corpus, ranks = self.corpus.facts, f" x {plan.data_parallel} ranks"
+        facts = {
+            "model": f"{format_count(plan.parameters)} parameters, {plan.model.layers} layers of"
+            f" {plan.model.hidden_size}, sequences of {plan.model.sequence_length}",
+            "text": f"{format_count(corpus.train_tokens)} tokens of {corpus.documents} documents,"
+            f" vocabulary {corpus.vocab_size}",
+            "run": f"{plan.steps} steps of {format_count(plan.batch_tokens)} tokens, learning rate"
+            f" {plan.learning_rate:g}",
+            "device": f"{device.name}, {plan.threads} threads"
+            f"{ranks if plan.data_parallel > 1 else ''}, {plan.format} at"
+            f" {format_rate(plan.peak_flops)}, {plan.backend} kernels",
+            "expected": f"{format_count(plan.predicted.tokens_per_second)} tokens/s,"
+            f" {format_bytes(plan.predicted.memory_bytes)} a rank",
+            "folder": str(self.folder.path),
+        }
+        self._display.start(
+            self.config.name or self.folder.path.name,
+            facts,
+            total_steps=plan.steps,
+            start_step=first,
+        )
+
+    def _sinks(self) -> tuple[str, ...]:
+        return self.config.monitor.sinks if self.comm.first else ()
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        if self.comm.first:
+            self._events.write(kind=kind, **fields)
+
+    def _note(self, text: str) -> None:
+        self._event("note", text=text)
+        if self.comm.first:
+            self._display.note(text)
+
+    def _warn(self, text: str) -> None:
+        self._event("warning", text=text)
+        if self.comm.first:
+            self._display.note(f"warning: {text}")
+
+
+def open_run(config: RunConfig, *, display: Display | None = None) -> Run:
+    """Everything before the first step: folder, text, device, plan. Resumes what it finds.
+
+    Under a launcher every rank calls it; the first one decides, the others are told.
+
+    Raises:
+        UserError: anything that the user can mend; the folder is left as it was.
+    """
+    require_available(config)
+    device = config.train.device
+    if device == "auto":
+        device = probe().kind
+    comm = join_ranks(device, timeout_seconds=config.launch.timeout)
+    if display is None:
+        console = Console(highlight=False, quiet=not comm.first)
+        display = open_display(config.monitor.progress if comm.first else False, console)
+    with display:
+        decided = _on_first(comm, lambda: decide(config, display, world=launched_world()))
+    corpus = Corpus.open(decided.corpus)
+    return Run(decided.folder, config, decided.plan, corpus, comm, display)
+
+
+class Decided(NamedTuple):
+    """What every rank must know before it builds anything."""
+
+    folder: RunFolder
+    plan: Plan
+    corpus: Path
+
+
+def _on_first(comm: Comm, work: Callable[[], Decided]) -> Decided:
+    """The result of the first rank's `work` on every rank, or its error."""
+    outcome: Decided | DanluError | None = None
+    kept: RunFolder | None = None
+    if comm.first:
+        try:
+            outcome = work()
+            kept = outcome.folder
+        except DanluError as error:
+            outcome = error
+    outcome = comm.share(outcome)
+    if isinstance(outcome, DanluError):
+        raise outcome
+    assert outcome is not None
+    return outcome if kept is None else outcome._replace(folder=kept)
+
+
+def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided:
+    """One process's work for all ranks: claims the folder, prepares the text, makes the plan.
+
+    Args:
+        config: what the user wants.
+        display: shows how far the preparation is.
+        world: ranks that are there, or are about to be started.
+
+    Raises:
+        UserError: anything that the user can mend; the folder is left as it was.
+    """
+    folder = RunFolder.of(config)
+    known = folder.claim(config)
+    corpus = prepare(
+        config.data_pipeline,
+        seed=config.train.seed,
+        watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),
+    )
+    before = Plan.load(folder.plan) if known and folder.plan.exists() else None
+    display.phase("measuring the device", 0, None)
+    probe(config.train.device)
+    plan = plan_run(config, local_cluster(), world=world, before=before)
+    needed = plan.model.sequence_length + 1
+    if corpus.facts.train_tokens < needed:
+        raise DataError(
+            "data_pipeline.sources",
+            f"{corpus.facts.train_tokens} tokens of text do not fill one sequence of {needed - 1}.",
+            "Add text, or use a smaller model.sequence_length.",
+        )
+    plan.save(folder.plan)
+    corpus.tokenizer.save(folder.tokenizer)
+    write_json(folder.data, {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint})
+    return Decided(folder, plan, corpus.folder)

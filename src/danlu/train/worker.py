@@ -1,0 +1,24 @@
+"""One rank of a run that `danlu train` has launched: `python -m danlu.train.worker RUN_FOLDER`."""
+
+import sys
+
+from danlu.base.errors import UserError
+from danlu.train.folder import RunFolder
+from danlu.train.run import open_run
+
+__all__ = ["main"]
+
+
+def main(path: str) -> int:
+    """Joins the other ranks and trains; returns the exit code."""
+    folder = RunFolder.existing(path)
+    config = folder.read_config().model_copy(update={"folder": path})
+    try:
+        return 0 if open_run(config).train() != "nan" else 1
+    except UserError as error:  # every rank raises it; the output of all but the first is a file
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
