@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     plan = Plan(options.rounds, options.steps, options.warm_up, options.group_size)
     record = Record({entry.name: EntryRecord(entry) for entry in entries})
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end, _as_interrupt)
     try:
         with only_run():
             return run(options, work, plan, record)
@@ -89,14 +90,20 @@ def run(options: argparse.Namespace, work: Workload, plan: Plan, record: Record)
     if options.cold:
         clear_caches()
     with console.status("starting") as status:
-        measure(record, work, plan, status.update)
+
+        def say(text: str, *, lasting: bool = False) -> None:
+            status.update(text)
+            if lasting:
+                console.print(text, markup=False)
+
+        measure(record, work, plan, say)
     result = summarize(record, work)
     result["details"] |= facts(work, plan, minutes=(time.monotonic() - start) / 60)
     report.write_json(FIGURES, result)
     table = table_path(options, plan)
     report.write_table(table, result)
-    console.print("\n".join(report.page(result)))
-    console.print(f"\n{FIGURES.relative_to(ROOT)}, {table.relative_to(ROOT)}")
+    print("\n".join(report.page(result)))
+    print(f"\n{FIGURES.relative_to(ROOT)}, {table.relative_to(ROOT)}")
     return 0 if record.entries[REFERENCE].error is None else 1
 
 

@@ -83,7 +83,7 @@ def _checksum(family: str) -> str:
 
 def _python_311() -> str:
     """A Python 3.11, which the pinned versions are for."""
-    if sys.version_info[:2] == (3, 11):
+    if f"{sys.version_info.major}.{sys.version_info.minor}" == "3.11":
         return sys.executable
     found = shutil.which("python3.11")
     if found is None:

@@ -105,8 +105,6 @@ def entry_details(
         for key, rate in rates.items()
         if key in peaks
     ]
-    reference = round_figures(turns_of(record, REFERENCE))
-    over_plain = [reference[key] / s for key, s in steps.items() if key in reference]
     losses = [loss for timed in turns for loss in timed.turn.losses]
     return details | {
         "tokens_per_second": spread(rates.values(), digits=1)
@@ -117,19 +115,34 @@ def entry_details(
         "compile_cache": known.compile_cache,
         "peak_rss_mib": max(timed.turn.peak_rss_mib for timed in turns),
         "idle_cpu_seconds": rounded(sum(timed.turn.idle_cpu_seconds for timed in turns)),
-        "first_loss": rounded((known.warm_up.losses or [None])[0], 4),
-        "last_loss": rounded((losses or [None])[-1], 4),
+        "first_loss": rounded(next(iter(known.warm_up.losses), None), 4),
+        "last_loss": rounded(next(reversed(losses), None), 4),
         "steps_trained": len(known.warm_up.wall_seconds) + len(walls(turns)),
         "mfu": rounded(statistics.median(mfus), 4) if mfus else None,
         "mfu_of_best_product": mfu_of_best_product(record, work, rates.values()),
-        "ratio_to_plain_fp32": spread(over_plain, digits=3) if over_plain else None,
+        "ratio_to_plain_fp32": ratio_to_plain(record, known, steps),
         "danlu_ratio": danlu_ratio(record, turns),
     }
 
 
+def ratio_to_plain(
+    record: Record, known: EntryRecord, steps: dict[RoundKey, float]
+) -> dict[str, Any] | None:
+    """How many times faster than the plain fp32 loop, round by round.
+
+    For danlu, whose turns stand around the plain loop's, the two neighbours count.
+    """
+    reference = turns_of(record, REFERENCE)
+    if known.entry.is_ours:
+        return danlu_ratio(record, reference)
+    plain = round_figures(reference)
+    ratios = [plain[key] / seconds for key, seconds in steps.items() if key in plain]
+    return spread(ratios, digits=3) if ratios else None
+
+
 def danlu_ratio(record: Record, turns: list[TimedTurn]) -> dict[str, Any] | None:
     """How many times faster danlu was than this entry, from its neighbouring turns."""
-    ours = [timed for timed in record.turns if record.entries[timed.entry].entry.is_ours]
+    ours = our_turns(record)
     pairs = []
     for timed in turns:
         near = neighbours(timed, ours)
@@ -186,7 +199,15 @@ def mfu_of_best_product(record: Record, work: Workload, rates: Iterable[float]) 
 
 
 def turns_of(record: Record, name: str) -> list[TimedTurn]:
+    """An entry's turns in the order measured; none when it failed, even late."""
+    if name not in record.entries or record.entries[name].error:
+        return []
     return [timed for timed in record.turns if timed.entry == name]
+
+
+def our_turns(record: Record) -> list[TimedTurn]:
+    ours = [name for name, known in record.entries.items() if known.entry.is_ours]
+    return [timed for name in ours for timed in turns_of(record, name)]
 
 
 def round_figures(turns: list[TimedTurn], *, cpu: bool = False) -> dict[RoundKey, float]:

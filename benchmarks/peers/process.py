@@ -19,7 +19,7 @@ from benchmarks.peers.machine import cpu_seconds
 from benchmarks.peers.registry import Entry
 from benchmarks.peers.workload import Workload
 
-STOP_SECONDS = 5
+STOP_SECONDS = 1
 # Whatever the caller's shell sets for one of these tools, its launcher or its allocator would
 # change what is measured. `LD_PRELOAD` is here because no peer's documentation asks for one.
 FOREIGN_VARIABLES = ("LD_PRELOAD", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -76,6 +76,10 @@ class RunnerProcess:
                 start_new_session=True,  # its own group: Ctrl-C reaches only us, and we end it
             )
         return self._reply("ready", timeout_seconds)
+
+    def has_cache(self) -> bool:
+        """Whether the entry's folder of compiled graphs holds anything."""
+        return self.cache.exists() and any(self.cache.iterdir())
 
     def steps(self, count: int, timeout_seconds: float) -> Turn:
         """Have it train ``count`` steps.

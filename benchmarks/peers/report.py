@@ -119,10 +119,15 @@ def cells(name: str, entry: Mapping[str, Any]) -> list[str]:
         number(ours["median"] if ours else None),
         percent(entry["mfu"]),
         f"{entry['tokens_per_cpu_second']['median']:,.0f}",
-        f"{entry['first_step_seconds']:.1f} ({entry['compile_cache']})",
+        first_step(entry),
         f"{entry['peak_rss_mib']:,}",
         f"{number(entry['first_loss'])} → {number(entry['last_loss'])}",
     ]
+
+
+def first_step(entry: Mapping[str, Any]) -> str:
+    cache = f" ({entry['compile_cache']})" if entry["compile_cache"] else ""
+    return f"{entry['first_step_seconds']:.1f}{cache}"
 
 
 def failures(entries: Mapping[str, Any]) -> list[str]:

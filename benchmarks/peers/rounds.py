@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.peers.machine import CpuClock, meminfo_mib
 from benchmarks.peers.process import RunnerError, RunnerProcess, Turn
@@ -27,7 +27,7 @@ READY_SECONDS = 900  # includes compiling a tool's own C++ operators, once
 WARM_UP_SECONDS = 1200  # includes torch.compile on a loaded machine
 TURN_SECONDS = 60
 STEP_SECONDS = 60
-RUNNER_MIB = 1500
+RUNNER_MIB = 1900  # the 28m model in fp32; compiled bf16 settings need about 1200
 RESERVE_MIB = 3000
 
 
@@ -83,7 +83,7 @@ class EntryRecord:
     build_seconds: float | None = None
     parameters: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    compile_cache: str = "cold"
+    compile_cache: str | None = None
     warm_up: Turn | None = None
 
 
@@ -97,7 +97,11 @@ class Record:
     groups: list[list[str]] = field(default_factory=list)
 
 
-Say = Callable[[str], None]
+class Say(Protocol):
+    """Shows progress; ``lasting`` for lines a log should keep."""
+
+    def __call__(self, text: str, *, lasting: bool = False) -> None:
+        """Show one line."""
 
 
 def measure(record: Record, work: Workload, plan: Plan, say: Say) -> None:
@@ -160,6 +164,7 @@ class _Group:
         say: Say,
     ) -> None:
         self.record, self.index, self.plan, self.say = record, index, plan, say
+        self.work = work
         self.entries = [e for e in entries if record.entries[e.name].error is None]
         self.runners = {entry.name: RunnerProcess(entry, work) for entry in self.entries}
 
@@ -176,20 +181,27 @@ class _Group:
     def _start(self, entry: Entry) -> None:
         known = self.record.entries[entry.name]
         runner = self.runners[entry.name]
-        warm = runner.cache.exists() and any(runner.cache.iterdir())
-        self.say(f"group {self.index + 1}: starting {entry.name}")
+        warm = runner.has_cache()
+        self.say(f"group {self.index + 1}: starting {entry.name}", lasting=True)
         try:
             ready = runner.start(READY_SECONDS)
+            self._check_size(entry, ready["parameters"])
             turn = runner.steps(self.plan.warm_up_steps, WARM_UP_SECONDS)
         except RunnerError as error:
             self._drop(entry.name, error)
             return
         if known.warm_up is None:  # a common entry starts once a group; the first start counts
-            known.compile_cache = "warm" if warm else "cold"
+            known.compile_cache = "warm" if warm else "cold" if runner.has_cache() else None
             known.build_seconds = ready["build_seconds"]
             known.parameters = ready["parameters"]
             known.versions = ready["versions"]
             known.warm_up = turn
+
+    def _check_size(self, entry: Entry, parameters: int | None) -> None:
+        """Refuse to compare models of different sizes."""
+        expected = self.work.parameters
+        if entry.name != PEAK and parameters != expected:
+            raise RunnerError(f"built a model of {parameters} parameters, not {expected}")
 
     def _round(self, round_: int) -> None:
         before, start, load = CpuClock.now(), time.monotonic(), os.getloadavg()[0]
@@ -211,12 +223,17 @@ class _Group:
             self.index, round_, time.monotonic() - start, load, round(others, 3), round(stolen, 3)
         )
         self.record.rounds.append(facts)
+        self.say(
+            f"group {self.index + 1}: round {round_ + 1}/{self.plan.rounds}: "
+            f"{facts.seconds:.0f} s, others used {others:.0%} of the CPUs",
+            lasting=True,
+        )
 
     def _drop(self, name: str, error: RunnerError) -> None:
         """Stop a runner that failed and note why; the others go on."""
         self.record.entries[name].error = str(error)
         self.runners.pop(name).stop()
-        self.say(f"{name} failed: {error}")
+        self.say(f"{name} failed: {error}", lasting=True)
 
 
 def as_plain(facts: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Names are imported when they are first used: `import danlu` is instant and needs
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Threads that wait for work spin before they sleep, by default for milliseconds. Where anything else
+# wants the CPUs that is many times slower than sleeping at once (docs/log.md has the figures). Read
+# by libgomp when torch loads it, so it is set before.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 _HOME = {
     "CheckpointError": ("danlu.base.errors", "CheckpointError"),

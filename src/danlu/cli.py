@@ -120,7 +120,6 @@ def prepare(words: Words = None) -> None:
     with open_display(config.monitor.progress) as display:
         corpus = prepare_corpus(
             config.data_pipeline,
-            seed=config.train.seed,
             watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),
         )
     facts = corpus.facts

@@ -26,9 +26,9 @@ PEER = Peer(
     name="torchtitan",
     environment="torchtitan",
     package="torchtitan",
-    settings={**{k:k for k in ("c-chunk","e-plain")},
+    settings={
         "default": "debug config as it comes: bf16 mixed, selective recompute, chunked loss, eager",
-        "best": "bf16 mixed, compile.enable, no recompute, plain loss",
+        "best": "bf16 mixed, compile.enable, no recompute, chunked loss",
     },
     notes="runs only behind a shim (see its runner); its own weight initialisation",
 )
@@ -81,7 +81,6 @@ def shim_device() -> None:
 
 
 def build_trainer(gate: Gate) -> Any:
-    from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.config import CompileConfig
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
@@ -108,11 +107,9 @@ def build_trainer(gate: Gate) -> Any:
     config.checkpoint.enable = False
     config.validator.enable = False
     config.dump_folder = "out"
-    if gate.setting != "default":
-        config.compile = CompileConfig(enable=gate.setting[0] in "bc")
+    if gate.setting == "best":
+        config.compile = CompileConfig(enable=True)
         config.activation_checkpoint = None
-        if "chunk" not in gate.setting:
-            config.loss = CrossEntropyLoss.Config(global_vocab_size=work.vocab)
         config.metrics.log_freq = 10
 
     HuggingFaceTextDataLoader.Config.build = lambda *_, **__: CommonData(gate)

@@ -42,8 +42,9 @@ class TrainConfig(Block):
     """Everything random comes from it."""
     evaluate_every: Positive | Auto = "auto"
     """Steps between two evaluations on held-out text; `auto` is ten a run."""
-    evaluate_tokens: Positive = 65_536
-    """Held-out tokens of an evaluation; the last one of a run uses four times as many."""
+    evaluate_tokens: Positive | Auto = "auto"
+    """Held-out tokens of an evaluation (the last one of a run uses four times as many); `auto`
+    spends about 3 % of the run on evaluations."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
 

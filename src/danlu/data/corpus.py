@@ -18,8 +18,8 @@ from danlu.data.tokenizer import Tokenizer
 
 __all__ = ["Corpus", "TokenStream"]
 
-_MOST_OPEN = 256
-"""Shards mapped at once: each takes a file handle, of which a process often has only 1,024."""
+_MOST_OPEN = 64
+"""Shards mapped at once: each takes a file handle, of which a process may have only 256."""
 
 
 class TokenStream:
@@ -44,7 +44,8 @@ class TokenStream:
 
     def read(self, start: int, count: int) -> npt.NDArray[Any]:
         """A copy of tokens start … start + count - 1, across shards; shape (count,)."""
-        assert 0 <= start and 0 <= count and start + count <= len(self), "outside the stream"
+        assert min(start, count) >= 0, "outside the stream"
+        assert start + count <= len(self), "outside the stream"
         tokens = np.empty(count, dtype=self.dtype)
         index, filled = bisect.bisect_right(self._ends, start), 0
         while filled < count:

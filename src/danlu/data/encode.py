@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from danlu.base.errors import DataError
 from danlu.base.files import write_json
 from danlu.config.data import SourceConfig
 from danlu.data.manifest import ShardRecord, SplitName
 from danlu.data.scan import Job, Split, text_hash
 from danlu.data.shards import ShardWriter, open_shard, write_shard
-from danlu.data.source import Document, Piece, Reject, build_sources
+from danlu.data.source import Document, Reject, Source, build_sources
 from danlu.data.tokenizer import Ids, Tokenizer
 from danlu.data.workers import Progress
 
@@ -52,6 +54,10 @@ class EncodeUnit:
     salt: bytes
 
     @cached_property
+    def _built(self) -> list[Source]:
+        return build_sources(self.sources)
+
+    @cached_property
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder)
 
@@ -82,7 +88,7 @@ class EncodeUnit:
         return records
 
     def _encode(self, item: EncodeJob, progress: Progress) -> tuple[ShardRecord, ...]:
-        source = build_sources(self.sources)[item.job.source]
+        source = self._built[item.job.source]
         bytes_ = digest = 0
         with contextlib.ExitStack() as stack:
             train = _Side("train", item.job, self.folder, self._tokenizer, stack)
@@ -98,7 +104,7 @@ class EncodeUnit:
                     bytes_, digest = bytes_ + len(data), digest + hash_
                 progress(bytes_ - before)
             for side in (train, validation):
-                side.finish(item.job.unit.pieces[-1])
+                side.finish()
             if (bytes_, digest % (1 << 64)) != (item.bytes, item.digest):
                 raise DataError(
                     source.key,
@@ -111,8 +117,8 @@ class EncodeUnit:
 class _Side:
     """The shard of one split of a unit; there is none until a text goes to it.
 
-    The end token follows the last part of a document that *this* split has, so that what comes
-    next is never glued to it.
+    The end token follows the last part of a document that *this shard* has, so that what comes
+    next, here or in the next shard, is never glued to it.
     """
 
     def __init__(
@@ -146,13 +152,13 @@ class _Side:
 
     def _end(self) -> None:
         assert self.writer is not None
-        self.writer.write([self._tokenizer.end])
+        self.writer.write(np.array([self._tokenizer.end], self._tokenizer.dtype))
         self._documents += 1
         self._unended = None
 
-    def finish(self, last: Piece) -> None:
-        """Ends the document that is still open, unless the next unit goes on with it."""
-        if self._unended is not None and (last.path != self._unended or last.stop is None):
+    def finish(self) -> None:
+        """Ends the document that is still open."""
+        if self._unended is not None:
             self._end()
 
     def record(self) -> ShardRecord:

@@ -36,7 +36,10 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """What was read from a source (`bytes` of UTF-8 text) and what was not."""
+    """What was read from a source (`bytes` of UTF-8 text) and what was not.
+
+    `digest` is a checksum of all its texts, in any order.
+    """
 
     name: str
     type: str
@@ -46,6 +49,7 @@ class SourceRecord:
     rejected: int
     bytes: int
     tokens: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """From text to a corpus of token shards, in parallel, resumable, whole or not there at all.
 
 The folder's manifest is written last: a corpus with one is complete. Until then `work/` keeps what
-each finished unit gave, so that a preparation that was killed goes on where it was and ends with the
-same bytes as one that was not. Many processes may ask for the same corpus at once: one of them, by a
-lock on the folder, does the work, and the others wait for it.
+each finished unit gave, so that a preparation that was killed goes on where it was and ends with
+the same bytes as one that was not. Many processes may ask for the same corpus at once: one of them,
+by a lock on the folder, does the work, and the others wait for it.
 """
 
 import contextlib
@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from danlu.base.errors import ConfigError, DataError, UserError
+from danlu.base.errors import ConfigError, DataError
 from danlu.base.files import atomic_write, danlu_home, explain_disk_full, write_json
-from danlu.base.units import format_bytes
 from danlu.config.data import DataConfig, TokenizerConfig
 from danlu.config.load import expand_path
 from danlu.config.run import fingerprint
@@ -28,10 +27,9 @@ from danlu.data.corpus import Corpus
 from danlu.data.encode import EncodeJob, EncodeUnit
 from danlu.data.manifest import FORMAT, Manifest, ShardRecord, SourceRecord
 from danlu.data.scan import Job, Scan, ScanUnit, Split, choose_split, salt_of, sample_texts
-from danlu.data.source import Source, build_sources
-from danlu.data.sources._files import MARK
+from danlu.data.source import MARK, Source, build_sources
 from danlu.data.tokenizer import Tokenizer, tokenizer_threads
-from danlu.data.workers import run_all
+from danlu.data.workers import Workers
 
 __all__ = ["PrepareStep", "Watch", "prepare"]
 
@@ -75,22 +73,36 @@ def prepare(config: DataConfig, *, seed: int = 0, watch: Watch | None = None) ->
     """
     watch = watch or (lambda step: None)
     sources = build_sources(config.sources)
-    wanted = _settings(config, seed)
+    made_from = _settings(config, seed)
     folder = None
     if config.folder != "auto":
         folder = expand_path(config.folder, "data_pipeline.folder").absolute()
-        if Manifest.exists(folder):
-            return _reopen(folder, wanted, sources)
-    made_from = wanted | {"files": _listing(sources)}
-    folder = folder or _automatic_folder(sources, made_from)
-    preparation = _Preparation(config, seed, folder, made_from, sources, watch)
-    with _explained(folder):
-        if not Manifest.exists(folder) or preparation.work.exists():
-            with _locked(folder, watch):
-                if not Manifest.exists(folder):
-                    preparation.run()
-                shutil.rmtree(preparation.work, ignore_errors=True)
+    if folder and _complete(folder):
+        # A corpus may outlive its sources: prepared on one machine, trained on another.
+        with contextlib.suppress(DataError):
+            made_from["files"] = _listing(sources)
+    else:
+        made_from["files"] = _listing(sources)
+        folder = folder or _automatic_folder(sources, made_from)
+        preparation = _Preparation(config, seed, folder, made_from, sources, watch)
+        with _explained(folder):
+            _prepare_once(folder, preparation, watch)
+    _check_same(folder, made_from)
     return Corpus.open(folder)
+
+
+def _complete(folder: Path) -> bool:
+    return Manifest.exists(folder) and not (folder / "work").exists()
+
+
+def _prepare_once(folder: Path, preparation: "_Preparation", watch: Watch) -> None:
+    """Runs the preparation unless the corpus is there, or another process makes it meanwhile."""
+    if _complete(folder):
+        return
+    with _locked(folder, watch):
+        if not Manifest.exists(folder):
+            preparation.run()
+        shutil.rmtree(preparation.work, ignore_errors=True)
 
 
 def _settings(config: DataConfig, seed: int) -> dict[str, str]:
@@ -126,22 +138,16 @@ _KEYS = {
 }
 
 
-def _reopen(folder: Path, wanted: dict[str, str], sources: Sequence[Source]) -> Corpus:
-    """The complete corpus in a folder of the user's, if it is what the config describes.
-
-    Its sources may be gone (prepared on one machine, trained on another), but not have changed.
-    """
-    made_from = Manifest.read(folder).made_from
-    with contextlib.suppress(DataError):
-        wanted = wanted | {"files": _listing(sources)}
-    for part, value in wanted.items():
-        if made_from.get(part) != value:
+def _check_same(folder: Path, made_from: Mapping[str, str]) -> None:
+    """Refuses a corpus that is not the one the config describes."""
+    there = Manifest.read(folder).made_from
+    for part, value in made_from.items():
+        if there.get(part) != value:
             raise DataError(
                 "data_pipeline.folder",
                 f"the corpus in {folder} was made with other settings ({_KEYS[part]}).",
                 "Name another folder, or delete this one to prepare it again.",
             )
-    return Corpus.open(folder)
 
 
 @contextlib.contextmanager
@@ -199,19 +205,22 @@ class _Preparation:
         self.sources, self.watch = sources, watch
         self.work = folder / "work"
         self.salt = salt_of(seed)
-        self.workers = _cpus() if config.workers == "auto" else config.workers
+        self.workers = Workers(_cpus() if config.workers == "auto" else config.workers)
 
     def run(self) -> None:
         """All steps; each finds what an earlier run left and goes on from there."""
         self._start()
-        jobs = self._jobs()
-        scans = self._scan(jobs)
-        self._quarantine(jobs, scans)
-        self._check(jobs, scans)
-        with tokenizer_threads(many=self.workers > 1):
-            split = self._tokenizer(jobs, scans)
-            shards = self._encode(jobs, scans, split)
-        self._finish(jobs, scans, split, shards)
+        try:
+            with self.workers, tokenizer_threads(many=self.workers.count > 1):
+                jobs = self._jobs()
+                scans = self._scan(jobs)
+                self._quarantine(jobs, scans)
+                self._check(jobs, scans)
+                split = self._tokenizer(jobs, scans)
+                shards = self._encode(jobs, scans, split)
+            self._finish(jobs, scans, split, shards)
+        finally:
+            self._clear_parts()
 
     def _start(self) -> None:
         """Clears what a killed process left half-written, and all of another preparation."""
@@ -221,6 +230,10 @@ class _Preparation:
                 if re.fullmatch(r"(train|validation)-\d+\.bin|tokenizer\.json", file.name):
                     file.unlink()
             write_json(self.work / "made_from.json", dict(self.made_from))
+        self._clear_parts()
+
+    def _clear_parts(self) -> None:
+        """Removes what a process that was ended in the middle of a file left of it."""
         for place in (self.folder, self.work):
             for part in place.glob(".*.part"):
                 part.unlink(missing_ok=True)
@@ -249,7 +262,7 @@ class _Preparation:
         progress = self._progress("scan", total)
         task = ScanUnit(self.config.sources, self.work, self.salt)
         largest_first = sorted(jobs, key=lambda job: -job.unit.size)
-        run_all(task, largest_first, workers=self.workers, progress=progress)
+        self.workers.run(task, largest_first, progress=progress)
         progress(total)
         scans = [Scan.load(task.path(job.number)) for job in jobs]
         return [scan for scan in scans if scan is not None]
@@ -330,7 +343,7 @@ class _Preparation:
         items.sort(key=lambda item: -item.bytes)
         progress = self._progress("tokenize", sum(item.bytes for item in items))
         task = EncodeUnit(self.config.sources, self.folder, self.work, split, self.salt)
-        results = run_all(task, items, workers=self.workers, progress=progress)
+        results = self.workers.run(task, items, progress=progress)
         in_order = sorted(zip(items, results, strict=True), key=lambda pair: pair[0].job.number)
         return [record for _, records in in_order for record in records]
 
@@ -356,6 +369,7 @@ class _Preparation:
                     rejected=sum(scan.rejected for scan in own),
                     bytes=sum(scan.bytes for scan in own),
                     tokens=sum(shard.tokens for shard in shards if shard.source == index),
+                    digest=f"{sum(scan.digest for scan in own) % (1 << 64):016x}",
                 )
             )
         Manifest(

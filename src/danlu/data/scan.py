@@ -11,6 +11,7 @@ import json
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from danlu.base.files import atomic_write
 from danlu.config.data import SourceConfig
-from danlu.data.source import Document, Reject, Unit, build_sources
+from danlu.data.source import Document, Reject, Source, Unit, build_sources
 from danlu.data.workers import Progress
 
 __all__ = [
@@ -96,7 +97,7 @@ class Scan:
     def load(cls, path: Path) -> "Scan | None":
         """The scan that `save` wrote; None when there is none, or a damaged one."""
         try:
-            with np.load(path) as arrays:
+            with open(path, "rb") as file, np.load(file) as arrays:
                 rejects = json.loads(arrays["rejects"].tobytes())
                 documents, empty, rejected = arrays["counts"].tolist()
                 hashes, sizes = arrays["hashes"], arrays["sizes"]
@@ -158,13 +159,17 @@ class ScanUnit:
         path = self.path(job.number)
         if Scan.load(path) is None:
             counter, unseen = _Counter(self.salt), 0
-            for item in build_sources(self.sources)[job.source].read_unit(job.unit):
+            for item in self._built[job.source].read_unit(job.unit):
                 unseen += counter.add(item)
                 if unseen >= _REPORT_BYTES:
                     progress(unseen)
                     unseen = 0
             progress(unseen)
             counter.result().save(path)
+
+    @cached_property
+    def _built(self) -> list[Source]:
+        return build_sources(self.sources)
 
     def path(self, number: int) -> Path:
         """Where the result of unit `number` is."""
@@ -247,9 +252,10 @@ def sample_texts(
     built = build_sources(sources)
     for job in jobs:
         for item in built[job.source].read_unit(job.unit):
-            if isinstance(item, Document) and item.text:
-                if split.in_sample(text_hash(item.text.encode(), salt)):
-                    yield item.text
+            if isinstance(item, Reject) or not item.text:
+                continue
+            if split.in_sample(text_hash(item.text.encode(), salt)):
+                yield item.text
 
 
 def _writable(text: str) -> str:

@@ -17,6 +17,7 @@ from danlu.config.data import SourceConfig
 from danlu.config.load import expand_path
 
 __all__ = [
+    "MARK",
     "SOURCES",
     "Document",
     "Piece",
@@ -28,6 +29,10 @@ __all__ = [
     "printable",
     "required_path",
 ]
+
+
+MARK = ".danlu"
+"""A folder that holds this file was made by danlu: what is in it is not text to train on."""
 
 
 @dataclass(frozen=True, slots=True)

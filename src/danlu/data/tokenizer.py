@@ -51,7 +51,9 @@ _BYTES_BY_CHARACTER: Mapping[str, int] = {chr(byte): byte for byte in _VISIBLE} 
 """How byte-level tokenizers since GPT-2 write bytes as visible characters."""
 
 _LONGEST_TEXT = 1 << 18
-"""Characters encoded at once; the library keeps about a hundred bytes a token meanwhile."""
+_GROUP = 1 << 22
+"""Characters in one text given to the library, and in all that are given at once: it keeps about a
+hundred bytes a token meanwhile."""
 
 
 @final
@@ -98,12 +100,13 @@ class Tokenizer:
         """
         if self._raw:
             return [np.frombuffer(t.encode(), np.uint8).astype(self.dtype) for t in texts]
-        pieces = [(index, piece) for index, t in enumerate(texts) for piece in self._pieces(t)]
-        encoded = self._inner.encode_batch_fast([p for _, p in pieces], add_special_tokens=False)
         parts: list[list[Ids]] = [[] for _ in texts]
-        for (index, _), encoding in zip(pieces, encoded, strict=True):
-            parts[index].append(np.array(encoding.ids, dtype=self.dtype))
-        return [p[0] if len(p) == 1 else _joined(p, self.dtype) for p in parts]
+        pieces = ((index, piece) for index, t in enumerate(texts) for piece in self._pieces(t))
+        for group in _groups(pieces):
+            encoded = self._inner.encode_batch_fast([p for _, p in group], add_special_tokens=False)
+            for (index, _), encoding in zip(group, encoded, strict=True):
+                parts[index].append(np.array(encoding.ids, dtype=self.dtype))
+        return [p[0] if len(p) == 1 else np.concatenate(p) for p in parts]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of `ids`; end and other special tokens are left out."""
@@ -247,9 +250,18 @@ def _cut(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _joined(parts: Sequence[Ids], dtype: np.dtype[Any]) -> Ids:
-    joined: Ids = np.concatenate(parts) if parts else np.zeros(0, dtype)
-    return joined
+def _groups(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Numbered texts in groups that are large enough for threads and small enough for memory."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece[1])
+        if size >= _GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _without_traps(rules: Mapping[str, Any], where: str) -> dict[str, Any]:

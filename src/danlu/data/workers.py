@@ -1,4 +1,4 @@
-"""Runs a task over many items in worker processes.
+"""Worker processes that run a task over many items.
 
 The processes are started anew (`python -c …`) and never forked, because the one that prepares a
 corpus may hold threads and a GPU. `multiprocessing` would also import the user's main module in
@@ -18,11 +18,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, Self, TypeVar
 
 from danlu.base.errors import DanluError, MachineError
 
-__all__ = ["Progress", "Task", "run_all"]
+__all__ = ["Progress", "Task", "Workers"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,68 +33,74 @@ Task = Callable[[Item, Progress], Result]
 _SECONDS_TO_END = 5.0
 
 
-def run_all(
-    task: Task[Item, Result], items: Sequence[Item], *, workers: int, progress: Progress
-) -> list[Result]:
-    """The task's result for each item, in their order.
-
-    One worker, or one item, is work for this process. Otherwise `task`, items and results cross
-    process boundaries: they must be picklable, and importable from installed modules.
+class Workers:
+    """Up to `count` processes, started when first needed and ended with the `with` block.
 
     Args:
-        task: called with an item and `progress`.
-        items: what there is to do; given out in this order.
-        workers: processes at most.
-        progress: called in this process with the work done by any of them.
-
-    Raises:
-        MachineError: a worker died.
-        Exception: whatever the task raised first; the other workers are ended.
+        count: of processes; one is this process itself.
     """
-    if workers <= 1 or len(items) <= 1:
-        return [task(item, progress) for item in items]
-    pool: list[_Worker[Item, Result]] = []
-    try:
-        for _ in range(min(workers, len(items))):
-            pool.append(_Worker(task))
-        return _deal(pool, items, progress)
-    finally:
-        for worker in pool:
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._pool:
             worker.process.terminate()
-        for worker in pool:
+        for worker in self._pool:
             worker.end()
 
+    def run(
+        self, task: Task[Item, Result], items: Sequence[Item], *, progress: Progress
+    ) -> list[Result]:
+        """The task's result for each item, in their order.
 
-def _deal(
-    pool: Sequence["_Worker[Item, Result]"], items: Sequence[Item], progress: Progress
-) -> list[Result]:
-    results: dict[int, Result] = {}
-    waiting = iter(enumerate(items))
-    busy = {worker.link: worker for worker in pool}
-    for worker, (index, item) in zip(pool, waiting, strict=False):
-        worker.give(index, item)
-    while busy:
-        for link in wait(list(busy)):
-            worker = busy[link]  # type: ignore[index]
-            kind, value = worker.receive()
-            if kind == "progress":
-                progress(value)
-                continue
-            if kind == "failed":
-                raise value
-            results[worker.index] = value
-            following = next(waiting, None)
-            if following is None:
-                del busy[link]  # type: ignore[arg-type]
-            else:
-                worker.give(*following)
-    return [results[index] for index in range(len(items))]
+        One worker, or one item, is work for this process. Otherwise `task`, items and results
+        cross process boundaries: they must be picklable, and importable from installed modules.
+
+        Args:
+            task: called with an item and `progress`.
+            items: what there is to do; given out in this order.
+            progress: called in this process with the work done by any of them.
+
+        Raises:
+            MachineError: a worker died.
+            Exception: whatever the task raised first; the workers can then only be ended.
+        """
+        if self.count <= 1 or len(items) <= 1:
+            return [task(item, progress) for item in items]
+        while len(self._pool) < min(self.count, len(items)):
+            self._pool.append(_Worker())
+        results: dict[int, Result] = {}
+        waiting = iter(enumerate(items))
+        busy: dict[object, _Worker] = {}
+        for worker, (index, item) in zip(self._pool, waiting, strict=False):
+            worker.send("task", task)
+            worker.give(index, item)
+            busy[worker.link] = worker
+        while busy:
+            for worker in [busy[link] for link in wait([worker.link for worker in busy.values()])]:
+                kind, value = worker.receive()
+                if kind == "progress":
+                    progress(value)
+                    continue
+                if kind == "failed":
+                    raise value
+                results[worker.index] = value
+                if (following := next(waiting, None)) is None:
+                    del busy[worker.link]
+                else:
+                    worker.give(*following)
+        return [results[index] for index in range(len(items))]
 
 
-class _Worker(Generic[Item, Result]):
+class _Worker:
     """One process and the link to it."""
 
-    def __init__(self, task: Task[Item, Result]) -> None:
+    def __init__(self) -> None:
         self.link, theirs = multiprocessing.Pipe()
         self.index = -1
         code = f"from danlu.data.workers import serve; serve({theirs.fileno()}, {os.getpid()})"
@@ -106,16 +112,15 @@ class _Worker(Generic[Item, Result]):
             env=_environment(),
         )
         theirs.close()
-        self._send(task)
 
-    def give(self, index: int, item: Item) -> None:
+    def give(self, index: int, item: object) -> None:
         self.index = index
-        self._send(item)
+        self.send("item", item)
 
-    def _send(self, value: object) -> None:
+    def send(self, kind: str, value: object) -> None:
         try:
-            self.link.send(value)
-        except (BrokenPipeError, ConnectionError):
+            self.link.send((kind, value))
+        except ConnectionError:
             raise self._death() from None
 
     def receive(self) -> tuple[str, Any]:
@@ -149,7 +154,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def serve(handle: int, parent: int) -> None:
-    """The main function of a worker: a task, then items until the link is closed.
+    """The main function of a worker: tasks, and items for the latest, until the link is closed.
 
     Args:
         handle: file descriptor of the link.
@@ -158,11 +163,13 @@ def serve(handle: int, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     link: Connection[Any, Any] = Connection(handle)
     with contextlib.suppress(EOFError, ConnectionError):
-        task = link.recv()
         while True:
-            item = link.recv()
+            kind, value = link.recv()
+            if kind == "task":
+                task = value
+                continue
             try:
-                answer = ("done", task(item, lambda amount: link.send(("progress", amount))))
+                answer = ("done", task(value, lambda amount: link.send(("progress", amount))))
             except Exception as error:
                 answer = ("failed", _portable(error))
             link.send(answer)

@@ -50,6 +50,8 @@ def trend(values: Curve, half_width: int) -> Curve:
         values: evenly spaced.
         half_width: values on each side that a point's line is fitted to, the near ones most.
     """
+    if not len(values):
+        return values
     offset = np.arange(-half_width, half_width + 1)
     weight = (1 - np.abs(offset / (half_width + 1)) ** 3) ** 3
     known = np.isfinite(values)

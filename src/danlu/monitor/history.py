@@ -8,6 +8,7 @@ the later one is true, and what an earlier life did beyond the point of a resume
 import contextlib
 import json
 import math
+import operator
 import time
 from array import array
 from bisect import bisect_left, bisect_right
@@ -21,7 +22,6 @@ import numpy.typing as npt
 import yaml
 
 from danlu.base.errors import UserError, closest
-from danlu.base.events import read_lines
 from danlu.base.facts import Evaluation, StepReport
 from danlu.monitor.curves import Curve
 
@@ -32,7 +32,10 @@ _STEP_FIELDS = (
     "step", "time", "tokens", "loss", "gradient_norm", "learning_rate", "seconds",
     "tokens_per_second", "mfu", "memory_bytes", "data_seconds",
 )  # fmt: skip
+_WIDTH = len(_STEP_FIELDS)
+_STEP_ROW = operator.itemgetter(*_STEP_FIELDS)
 _NOT_NUMBERS = frozenset({*_STEP_FIELDS, "kind", "rank"})
+_PIECE = 1 << 16  # bytes read and parsed at once; larger ones leave the cache and are slower
 _MOST_EXTRAS = 200  # columns; a broken file must not make one for each line
 
 
@@ -82,23 +85,26 @@ class History:
         self.evaluations: list[Evaluation] = []
         self.events: list[dict[str, Any]] = []
         self._samples: dict[tuple[int, str], Sample] = {}
-        self._columns: dict[str, array[float]] = {name: array("d") for name in _STEP_FIELDS}
+        self._table = array("d")  # row by row, since that is how it comes
         self._extras: dict[str, array[float]] = {}
         self._lives = _Lives()
         self._config: Any = None
 
     def __len__(self) -> int:
-        return len(self._columns["step"])
+        return len(self._table) // _WIDTH
 
     def column(self, name: str) -> Curve:
         """One number of each recorded step (`loss`, `seconds` …); NaN where it is missing."""
-        values = self._columns.get(name, self._extras.get(name))
+        if name in _STEP_FIELDS:
+            return np.array(self._table).reshape(-1, _WIDTH)[:, _STEP_FIELDS.index(name)].copy()
+        values = self._extras.get(name)
         return np.array(values) if values is not None else np.full(len(self), np.nan)
 
     def reports(self, start: int = 0) -> Iterator[StepReport]:
         """The recorded steps from index `start` on, as training reported them."""
         for i in range(start, len(self)):
-            number = {name: column[i] for name, column in self._columns.items()}
+            row = self._table[i * _WIDTH : (i + 1) * _WIDTH]
+            number = dict(zip(_STEP_FIELDS, row, strict=True))
             known = math.isfinite(number["mfu"])
             yield StepReport(
                 step=int(number["step"]),
@@ -167,7 +173,13 @@ class History:
         return int(steps) if 0 < steps < 2**53 else None
 
     def tokens_until(self) -> Curve:
-        """Tokens seen up to each recorded step; a line counts those since the line before it."""
+        """Tokens seen up to each recorded step: steps times the plan's batch.
+
+        Without a plan, the sum of the lines: each counts the tokens since the line before it.
+        """
+        batch = self.planned_number("batch_tokens")
+        if math.isfinite(batch):
+            return self.column("step") * batch
         return np.cumsum(np.nan_to_num(self.column("tokens")))
 
     def status(self, now: float | None = None) -> Status:
@@ -175,12 +187,16 @@ class History:
         for event in reversed(self.events):
             if event.get("kind") == "stop":
                 return Status(_word(event.get("reason")), str(event.get("message") or ""))
-            if event.get("kind") in ("start", "resume"):
+            if event.get("kind") in ("start", "resume") and not self._at_the_end(event):
                 break
         moment = time.time() if now is None else now
         if moment - self.heard > self.patience_seconds:
             return Status("silent", "it says nothing any more and did not say that it stopped")
         return Status("running" if len(self) else "waiting")
+
+    def _at_the_end(self, event: Mapping[str, Any]) -> bool:
+        """Whether a process started where nothing was left to do (it then says no more)."""
+        return self.total_steps is not None and _number(event.get("step")) >= self.total_steps
 
     @property
     def patience_seconds(self) -> float:
@@ -219,12 +235,14 @@ class History:
         self._lives.hear(when)
 
     def _add_step(self, step: float, record: Mapping[str, Any]) -> None:
-        steps = self._columns["step"]
-        if steps and step <= steps[-1]:
+        if self._table and step <= self._table[-_WIDTH]:
             self._forget_from(step)
-        for name, column in self._columns.items():
-            value = record.get(name)
-            column.append(value if type(value) is float else _number(value))
+        end = len(self._table)
+        try:
+            self._table.extend(_STEP_ROW(record))  # nearly all lines: eleven numbers at one go
+        except (KeyError, TypeError, OverflowError):
+            del self._table[end:]
+            self._table.extend(_number(record.get(name)) for name in _STEP_FIELDS)
         if self._extras or not record.keys() <= _NOT_NUMBERS:
             self._add_extras(record)
 
@@ -237,8 +255,9 @@ class History:
             column.append(_number(record.get(name)))
 
     def _forget_from(self, step: float) -> None:
-        keep = bisect_left(self._columns["step"], step)
-        for column in (*self._columns.values(), *self._extras.values()):
+        keep = bisect_left(range(len(self)), step, key=lambda i: self._table[i * _WIDTH])
+        del self._table[keep * _WIDTH :]
+        for column in self._extras.values():
             del column[keep:]
         self._forget_evaluations_from(step)
 
@@ -258,6 +277,15 @@ class History:
         whole = _whole(step)
         self._samples.pop((whole, prompt), None)  # a repeated one moves to the end
         self._samples[whole, prompt] = Sample(whole, prompt, text.removeprefix(prompt))
+
+    def read(
+        self, events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Takes lines of both files; events first, since they say where a life begins."""
+        for record in events:
+            self.add_event(record)
+        for record in metrics:
+            self.add_metric(record)
 
     def read_settings(self) -> None:
         """Takes in `config.yaml` and `plan.json`; broken ones count as empty."""
@@ -303,12 +331,14 @@ def _descend(tree: Any, path: Iterable[str]) -> Any:
 
 def _number(value: Any) -> float:
     """A JSON value as a number; NaN for what is none, and for numbers beyond a float."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.nan
-    return math.nan
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _whole(value: float) -> int:
@@ -354,10 +384,7 @@ def read_history(folder: str | Path) -> History:
     """
     history = History(find_run(folder))
     history.read_settings()
-    for record in read_lines(history.folder / "events.jsonl"):
-        history.add_event(record)
-    for record in read_lines(history.folder / "metrics.jsonl"):
-        history.add_metric(record)
+    history.read(_Tail(history.folder / "events.jsonl"), _Tail(history.folder / "metrics.jsonl"))
     return history
 
 
@@ -397,36 +424,51 @@ class Follower:
         if self._events.shrank() or self._metrics.shrank():
             self._start_over()  # the folder was emptied and used again
         self.history.read_settings()
-        events, metrics = self._events.read(), self._metrics.read()
-        for record in events:
-            self.history.add_event(record)
-        for record in metrics:
-            self.history.add_metric(record)
-        return bool(events or metrics)
+        before = self._events.offset, self._metrics.offset
+        self.history.read(self._events, self._metrics)
+        return before != (self._events.offset, self._metrics.offset)
 
 
 class _Tail:
-    """A JSON-lines file read from where the last reading ended; half a line waits for its end."""
+    """A JSON-lines file; iterating gives what was appended since the last time.
+
+    Half a line waits for its end; lines that are no objects are passed over.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path, self.offset = path, 0
 
     def shrank(self) -> bool:
-        return self._size() < self._offset
+        """Whether the file holds less than was read: it was emptied."""
+        return self._size() < self.offset
 
-    def read(self) -> list[dict[str, Any]]:
-        if self._size() == self._offset:
-            return []
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._size() == self.offset:
+            return
         with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            piece = file.read()
-        whole = piece[: piece.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        lines = whole.decode("utf-8", errors="replace").split("\n")
-        return [value for line in lines if (value := _parse(line)) is not None]
+            file.seek(self.offset)
+            rest = b""
+            while piece := file.read(_PIECE):
+                lines, _, rest = (rest + piece).rpartition(b"\n")
+                self.offset = file.tell() - len(rest)
+                yield from _objects(lines.decode("utf-8", errors="replace"))
 
     def _size(self) -> int:
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
+
+
+def _objects(lines: str) -> Iterator[dict[str, Any]]:
+    """The objects of whole lines: parsed at one go, which is faster, unless one is broken."""
+    try:
+        values = json.loads("[" + lines.strip().replace("\n", ",") + "]")
+    except (ValueError, RecursionError):
+        for line in lines.split("\n"):
+            if (value := _parse(line)) is not None:
+                yield value
+        return
+    for value in values:
+        if isinstance(value, dict):
+            yield value

@@ -345,8 +345,10 @@ class PlainDisplay(Display):
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
-        encoding = self._console.encoding or "utf-8"
-        line = visible(text).encode(encoding, "replace").decode(encoding)
+        if self._console.quiet:
+            return
+        line = visible(text)
+        line = ascii_text(line) if self._console.options.ascii_only else line
         with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed file
             self._console.file.write(line + "\n")
             self._console.file.flush()

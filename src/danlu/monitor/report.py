@@ -6,6 +6,7 @@ Plotly's script is inside once, packed; the browser unpacks it.
 """
 
 import base64
+import functools
 import gzip
 import importlib.resources
 import math
@@ -93,6 +94,7 @@ def render(history: History, *, made_at: datetime) -> str:
     return visible(page)
 
 
+@functools.cache
 def _packed_plotly() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 

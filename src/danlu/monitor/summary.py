@@ -25,6 +25,13 @@ __all__ = [
 ]
 
 
+_STATUS_WORDS = {
+    "waiting": "no step yet",
+    "nan": "stopped, the loss is not finite",
+    "error": "stopped by an error",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """One figure as the plan saw it coming and as it was; NaN where it is not known.
@@ -104,6 +111,7 @@ class RunSummary:
         """The run in about ten aligned lines."""
         rows = [
             ("run", f"{self.name}: {self.status_text}"),
+            ("because", shorten(self.message, 240)),
             ("model", self.model),
             ("device", self.device),
             ("training", self._training()),
@@ -121,10 +129,8 @@ class RunSummary:
 
     @property
     def status_text(self) -> str:
-        """The status, with its reason when there is one."""
-        word = {"nan": "stopped, the loss is not finite", "error": "stopped by an error"}
-        text = word.get(self.status, self.status)
-        return f"{text} ({shorten(self.message, 120)})" if self.message else text
+        """The status in words."""
+        return _STATUS_WORDS.get(self.status, self.status)
 
     @property
     def mfu_text(self) -> str:
@@ -149,7 +155,7 @@ class RunSummary:
     def _loss(self) -> str:
         if not math.isfinite(self.loss):
             return ""
-        first = f"{self.first_loss:.3f} → " if math.isfinite(self.first_loss) else ""
+        first = f"{self.first_loss:.3f} -> " if math.isfinite(self.first_loss) else ""
         return f"{first}{self.loss:.3f} nats a token"
 
     def _validation(self) -> str:
@@ -279,12 +285,20 @@ def _comparison(history: History, speed: _Speed) -> tuple[Predicted, ...]:
 def _peak(history: History, device: Mapping[str, Any]) -> dict[str, Any]:
     peaks, wanted = device.get("peak_flops"), history.planned("format")
     peak = peaks.get(wanted) if isinstance(peaks, Mapping) and isinstance(wanted, str) else None
-    known = isinstance(peak, int | float)
+    if not isinstance(peak, int | float):
+        return {"peak_flops": math.nan, "peak_format": "", "peak_source": ""}
     return {
-        "peak_flops": float(peak) if isinstance(peak, int | float) else math.nan,
-        "peak_format": str(wanted or "") if known else "",
-        "peak_source": str(device.get("source") or "") if known else "",
+        "peak_flops": float(peak) * _peak_devices(history, device),
+        "peak_format": str(wanted),
+        "peak_source": str(device.get("source") or ""),
     }
+
+
+def _peak_devices(history: History, device: Mapping[str, Any]) -> int:
+    """Devices that share the work: the copies of the model; ranks of one CPU share that."""
+    on_cpu = device.get("kind") == "cpu"
+    path = ("cluster", "nodes") if on_cpu else ("data_parallel",)
+    return _whole(history.planned_number(*path)) or 1
 
 
 def device_facts(history: History) -> Mapping[str, Any]:

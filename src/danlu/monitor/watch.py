@@ -24,7 +24,8 @@ __all__ = ["watch"]
 
 _POLL_SECONDS = 1.0
 _RECENT = 400  # steps that the figures are made of; the charts show all
-_CHART_HEIGHT, _LEAST_EVENTS, _MOST_EVENTS = 5, 3, 12
+_TALL, _LOW = 5, 2  # lines of the loss's chart and of the others
+_LEAST_EVENTS, _MOST_EVENTS = 3, 12
 _WORDS = {
     "waiting": ("no step yet", "yellow"),
     "running": ("running", "green"),
@@ -112,7 +113,7 @@ def _state(history: History, status: Status, word: str) -> str:
     ago = time.time() - history.heard
     heard = f" for {format_duration(max(ago, 0.0))}" if math.isfinite(ago) else ""
     if status.word == "silent":
-        return f"silent{heard}: it may hang, or it was killed"
+        return f"silent{heard}: hanging, or killed?"
     return word
 
 
@@ -159,14 +160,14 @@ def _settled(loss: Curve) -> Curve:
 def _chart(
     label: str, values: Curve, width: int, form: Callable[[float], str], *, ascii_only: bool
 ) -> list[Text]:
-    finite = values[np.isfinite(values)]
+    finite, height = values[np.isfinite(values)], _TALL if label == "loss" else _LOW
     title = Text(f"  {label}", style="dim", no_wrap=True)
     if not len(finite):
-        return [title, *[Text("  ")] * (1 if ascii_only else _CHART_HEIGHT)]
+        return [title, *[Text("  ")] * (1 if ascii_only else height)]
     title.append(f"  {form(float(finite.min()))} … {form(float(finite.max()))}")
     if ascii_only:
         return [title, Text("  " + sparkline(finite.tolist(), width, ascii_only=True))]
-    drawn = line_chart(finite.tolist(), width, _CHART_HEIGHT, from_zero=label != "loss")
+    drawn = line_chart(finite.tolist(), width, height, from_zero=label != "loss")
     return [title, *[Text(f"  {line}", style="cyan", no_wrap=True) for line in drawn]]
 
 

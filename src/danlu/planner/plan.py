@@ -73,6 +73,7 @@ class Plan:
         warmup_steps: of the learning rate's rise.
         learning_rate: its peak.
         evaluate_every, checkpoint_every: steps between two.
+        evaluate_tokens: held-out tokens of an evaluation.
         predicted: what a step should cost.
         decisions: how each number came about.
     """
@@ -93,6 +94,7 @@ class Plan:
     warmup_steps: int
     learning_rate: float
     evaluate_every: int
+    evaluate_tokens: int
     checkpoint_every: int
     predicted: Prediction
     decisions: tuple[Decision, ...]
@@ -158,7 +160,7 @@ class Plan:
             return cls.from_dict(values)
         except FileNotFoundError:
             raise CheckpointError(str(path), "there is no plan.", "Is this a run folder?") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 str(path), f"the plan cannot be read ({error}).", "Delete it to plan again."
             ) from None

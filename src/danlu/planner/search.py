@@ -23,6 +23,7 @@ _MICRO_TOKENS = {"cpu": 4096, "cuda": 65536}
 thousand)."""
 _COMPILE_PAYS_SECONDS = {"cpu": 900.0, "cuda": 300.0}
 _CHECKPOINT_SECONDS = 600.0
+_EVALUATION_SHARE = 0.03
 
 
 def make_plan(
@@ -99,6 +100,7 @@ class _Draft:
     warmup_steps: int = 0
     learning_rate: float = 0.0
     evaluate_every: int = 1
+    evaluate_tokens: int = 1
     checkpoint_every: int = 1
     decisions: dict[str, Decision] = field(default_factory=dict)
 
@@ -318,6 +320,14 @@ def _choose_intervals(draft: _Draft) -> None:
         draft.evaluate_every,
         "ten a run" if every == "auto" else "configured",
     )
+    wanted = draft.config.train.evaluate_tokens
+    total = draft.steps * draft.batch_sequences * draft.shape.sequence_length
+    times = -(-draft.steps // draft.evaluate_every) + 3  # the last one is four times as large
+    # A forward pass costs a third of a training pass.
+    share = 3 * _EVALUATION_SHARE * total / times
+    draft.evaluate_tokens = max(4096, min(2**20, round(share))) if wanted == "auto" else wanted
+    reason = "3 % of the run for all evaluations" if wanted == "auto" else "configured"
+    draft.decide("train.evaluate_tokens", draft.evaluate_tokens, reason)
     every = draft.config.checkpoint.every
     draft.checkpoint_every = (
         max(1, math.ceil(_CHECKPOINT_SECONDS / _step(draft))) if every == "auto" else every
@@ -354,6 +364,7 @@ def _finish(draft: _Draft) -> Plan:
         warmup_steps=draft.warmup_steps,
         learning_rate=draft.learning_rate,
         evaluate_every=draft.evaluate_every,
+        evaluate_tokens=draft.evaluate_tokens,
         checkpoint_every=draft.checkpoint_every,
         predicted=Prediction(
             step_seconds=step,

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
-from danlu.data.loader import Loader
-from danlu.data.order import Order
+from danlu.data.loader import Loader, training_order
 from danlu.hardware.comm import Comm
 from danlu.hardware.device import Device, open_device
 from danlu.hardware.seed import generator
@@ -39,6 +38,7 @@ class Parts:
             ranks. optimizer, schedule: the update rule and its learning rate.
         loader: batches of this rank.
         corpus: the prepared text.
+        document_end: the end-of-document token where attention keeps inside documents.
     """
 
     plan: Plan
@@ -50,6 +50,7 @@ class Parts:
     schedule: Schedule
     loader: Loader
     corpus: Corpus
+    document_end: int | None
 
     def without_averaging(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, backward passes add to this rank's gradients alone (all but a step's last)."""
@@ -64,6 +65,7 @@ def build(
     corpus: Corpus,
     comm: Comm,
     *,
+    position: int = 0,
     note: Callable[[str], None],
 ) -> Parts:
     """Builds every part of a run; the model has its first weights.
@@ -73,9 +75,11 @@ def build(
         plan: the numbers.
         corpus: the prepared text.
         comm: all ranks.
+        position: samples that the run has already read.
         note: told what a person should know (a kernel that falls back).
     """
     kind = plan.cluster.device.kind
+    end = corpus.tokenizer.end if config.data_pipeline.attention_within_documents else None
     device = open_device(kind, threads=plan.threads, index=comm.local_rank)
     ops = choose_ops(plan.cluster.device, note) if plan.backend == "native" else torch_ops()
     model = build_model(plan, ops, device.torch)
@@ -91,7 +95,8 @@ def build(
         forward=_averaged(model, config, comm, device),
         optimizer=build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate),
         schedule=_schedule(config, plan),
-        loader=_loader(config, plan, corpus, comm),
+        document_end=end,
+        loader=_loader(config, plan, corpus, comm, position, end),
         corpus=corpus,
     )
 
@@ -133,18 +138,20 @@ def _schedule(config: RunConfig, plan: Plan) -> Schedule:
     )
 
 
-def _loader(config: RunConfig, plan: Plan, corpus: Corpus, comm: Comm) -> Loader:
+def _loader(
+    config: RunConfig, plan: Plan, corpus: Corpus, comm: Comm, position: int, end: int | None
+) -> Loader:
     stream = corpus.stream("train")
     length = plan.model.sequence_length
-    within = config.data_pipeline.attention_within_documents
     return Loader(
         stream,
-        Order((len(stream) - 1) // length, config.train.seed),
+        training_order(stream, sequence_length=length, seed=config.train.seed),
         sequence_length=length,
         batch_sequences=plan.batch_sequences,
         micro_batch=plan.micro_batch,
         rank=comm.rank,
         world=comm.world,
+        position=position,
         prefetch=config.data_pipeline.prefetch,
-        document_starts=corpus.tokenizer.end if within else None,
+        document_starts=end,
     )

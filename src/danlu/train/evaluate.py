@@ -30,7 +30,7 @@ def evaluate(parts: Parts, step: int, tokens: int) -> Evaluation | None:
         tokens=tokens,
         rank=parts.comm.rank,
         world=parts.comm.world,
-        document_starts=parts.loader.document_starts,
+        document_starts=parts.document_end,
     )
     for batch in windows:
         starts = None if batch.starts_bt is None else batch.starts_bt.to(device)

@@ -75,8 +75,9 @@ class Run:
         Returns `done`, `interrupted` (Ctrl-C; a checkpoint was written) or `nan`.
         """
         with self._display, StopRequest() as stop:
-            parts = self._build()
-            first = self._restore(parts)
+            newest = self._store.newest()
+            parts = self._build(newest)
+            first = self._restore(parts, newest)
             if first >= self.plan.steps:
                 self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
                 return "done"
@@ -92,18 +93,21 @@ class Run:
         """What the run has reached so far, from its files."""
         return summarise(self.folder.path)
 
-    def _build(self) -> Parts:
+    def _build(self, newest: Path | None) -> Parts:
         self._display.phase("building the model and its kernels", 0, None)
-        return build(self.config, self.plan, self.corpus, self.comm, note=self._note)
-
-    def _restore(self, parts: Parts) -> int:
-        """Steps already done: from the run's newest checkpoint, or weights from another run."""
-        newest = self._store.newest()
+        position = 0
         if newest is not None:
             facts = read_facts(newest)
             self._check_fit(newest, facts)
-            self._store.load(newest, parts.model, parts.optimizer)
-            parts.loader.seek(facts.data["position"])
+            position = facts.data["position"]
+        return build(
+            self.config, self.plan, self.corpus, self.comm, position=position, note=self._note
+        )
+
+    def _restore(self, parts: Parts, newest: Path | None) -> int:
+        """Steps already done: from the run's newest checkpoint, or weights from another run."""
+        if newest is not None:
+            facts = self._store.load(newest, parts.model, parts.optimizer)
             self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
             self._note(f"Goes on after step {facts.step} ({newest.name}).")
             return facts.step
@@ -174,7 +178,7 @@ class Run:
         )
 
     def _evaluate(self, parts: Parts, step: int, recorder: Recorder, *, last: bool) -> None:
-        tokens = self.config.train.evaluate_tokens * (_LAST_EVALUATION if last else 1)
+        tokens = self.plan.evaluate_tokens * (_LAST_EVALUATION if last else 1)
         evaluation: Evaluation | None = evaluate(parts, step, tokens)
         if not self.comm.first:
             return
@@ -337,7 +341,6 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
     known = folder.claim(config)
     corpus = prepare(
         config.data_pipeline,
-        seed=config.train.seed,
         watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),
     )
     before = Plan.load(folder.plan) if known and folder.plan.exists() else None

@@ -79,8 +79,17 @@ def test_a_resumed_run_is_running_though_its_first_life_stopped(
     make_run: MakeRun, append_lines: Append
 ) -> None:
     folder = make_run(20, stop="interrupted")
-    append_lines(folder / "events.jsonl", {"kind": "resume", "time": 2e9, "step": 20})
+    append_lines(folder / "events.jsonl", {"kind": "resume", "time": 2e9, "step": 10})
     assert read_history(folder).status(2e9 + 1).word == "running"
+
+
+def test_a_run_that_is_started_again_with_nothing_left_to_do_stays_done(
+    make_run: MakeRun, append_lines: Append
+) -> None:
+    folder = make_run(20)
+    append_lines(folder / "events.jsonl", {"kind": "resume", "time": 2e9, "step": 20})
+    append_lines(folder / "events.jsonl", {"kind": "note", "time": 2e9, "text": "all done"})
+    assert read_history(folder).status(2e9 + 1).word == "done"
 
 
 def test_numbers_beyond_a_step_report_are_kept_by_name(

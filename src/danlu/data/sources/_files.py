@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from danlu.base.errors import DataError
-from danlu.data.source import SourceFile, printable
+from danlu.data.source import MARK, SourceFile, printable
 
-__all__ = ["MARK", "compressed", "matcher", "plain_name", "select", "walk"]
-
-MARK = ".danlu"
-"""A folder that holds this file was made by danlu; what is in it is not text to train on."""
+__all__ = ["compressed", "matcher", "plain_name", "select", "walk"]
 
 _COMPRESSED = (".gz", ".zst")
 

@@ -11,7 +11,7 @@ static inline int part(int width, int i) { return width - i < 16 ? width - i : 1
 // is), normed = sum / rms(sum) * weight, inverse [rows] = 1 / rms.
 extern "C" void add_norm_forward(const bf16 *x, const bf16 *branch, const float *weight, bf16 *sum, bf16 *normed,
                                  float *inverse, int64_t rows, int width, float epsilon) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
   for (int64_t r = 0; r < rows; r++) {
     const bf16 *source = x + r * width;
     __m512 squares = _mm512_setzero_ps();
@@ -46,7 +46,7 @@ extern "C" void add_norm_forward(const bf16 *x, const bf16 *branch, const float 
 // dweight [threads, width], to be added up over threads.
 extern "C" void add_norm_backward(const bf16 *grad_normed, const bf16 *grad_sum, const bf16 *sum, const float *weight,
                                   const float *inverse, bf16 *dx, float *dweight, int64_t rows, int width) {
-#pragma omp parallel
+#pragma omp parallel if (rows * width > WORTH_THREADS)
   {
     float *partial = dweight + (int64_t)omp_get_thread_num() * width;
     memset(partial, 0, (size_t)width * sizeof(float));

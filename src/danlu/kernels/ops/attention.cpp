@@ -182,7 +182,7 @@ extern "C" void attention_forward(const bf16 *qkv, const float *cosine, const fl
   int padded = s.padded(), group = heads / kv_heads;
   int64_t row = s.row(), out_row = (int64_t)heads * size;
   float scale = 1.44269504f / sqrtf((float)size);
-#pragma omp parallel
+#pragma omp parallel if ((int64_t)batch * length * heads * size > WORTH_THREADS)
   {
     size_t plane = (size_t)padded * size;
     bf16 *query = (bf16 *)aligned_buffer(plane * 2), *key = (bf16 *)aligned_buffer(plane * 2);
@@ -266,7 +266,7 @@ extern "C" void attention_backward(const bf16 *grad, const bf16 *qkv, const bf16
   int padded = s.padded(), group = heads / kv_heads;
   int64_t row = s.row(), out_row = (int64_t)heads * size;
   float scale = 1.f / sqrtf((float)size);
-#pragma omp parallel
+#pragma omp parallel if ((int64_t)batch * length * heads * size > WORTH_THREADS)
   {
     size_t plane = (size_t)padded * size;
     bf16 *query = (bf16 *)aligned_buffer(plane * 2), *key = (bf16 *)aligned_buffer(plane * 2);

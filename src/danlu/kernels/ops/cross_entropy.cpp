@@ -12,7 +12,7 @@ static inline int part(int width, int i) { return width - i < 16 ? width - i : 1
 extern "C" void cross_entropy(bf16 *logits, const int64_t *targets, float *loss, int64_t rows, int width, float scale,
                               int gradient) {
   const __m512 log2e = _mm512_set1_ps(1.44269504f);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
   for (int64_t r = 0; r < rows; r++) {
     bf16 *row = logits + r * width;
     int64_t target = targets[r];

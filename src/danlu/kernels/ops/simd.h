@@ -12,6 +12,9 @@
 
 typedef uint16_t bf16;
 
+// Elements below which waking the other threads costs more than they save.
+constexpr int64_t WORTH_THREADS = 1 << 15;
+
 static inline __m512 load_bf16(const bf16 *p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));

@@ -15,7 +15,7 @@ static inline __m512 sigmoid(__m512 x) {
 
 // gate_up [rows, 2 * width] -> out [rows, width]
 extern "C" void swiglu_forward(const bf16 *gate_up, bf16 *out, int64_t rows, int width) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
   for (int64_t r = 0; r < rows; r++) {
     const bf16 *gate = gate_up + r * 2 * width, *up = gate + width;
     for (int i = 0; i < width; i += 16) {
@@ -29,7 +29,7 @@ extern "C" void swiglu_forward(const bf16 *gate_up, bf16 *out, int64_t rows, int
 // grad [rows, width], gate_up -> dgate_up
 extern "C" void swiglu_backward(const bf16 *grad, const bf16 *gate_up, bf16 *dgate_up, int64_t rows, int width) {
   const __m512 one = _mm512_set1_ps(1.f);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_THREADS)
   for (int64_t r = 0; r < rows; r++) {
     const bf16 *gate = gate_up + r * 2 * width, *up = gate + width;
     bf16 *dgate = dgate_up + r * 2 * width, *dup = dgate + width;
