@@ -58,8 +58,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Threads that wait for work spin before they sleep, by default for milliseconds. Where anything else
-# wants the CPUs that is many times slower than sleeping at once (docs/log.md has the figures). Read
+# Threads that wait for work spin before they sleep, by default for milliseconds. Where anything
+# else wants the CPUs that is many times slower than sleeping at once (figures in docs/log.md). Read
 # by libgomp when torch loads it, so it is set before.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

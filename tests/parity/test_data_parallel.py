@@ -32,7 +32,8 @@ def test_ranks_and_micro_batches_change_no_loss(alone, words):
 
 
 def test_three_ranks_take_over_from_one_and_one_from_three(alone):
-    """Stopped by a fault, gone on with another number of ranks: the same samples, the same curve."""
+    """Stopped by a fault, gone on with another number of ranks: the same samples, the same
+    curve."""
     words = (*FP32, "train.batch_tokens=384", "checkpoint.every=5")
     danlu("train", *words, "name=whole", cwd=alone)
     danlu("train", *words, "name=parts", "train.steps=7", cwd=alone)

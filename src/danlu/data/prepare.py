@@ -7,7 +7,6 @@ by a lock on the folder, does the work, and the others wait for it.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -86,21 +85,22 @@ def prepare(config: DataConfig, *, seed: int = 0, watch: Watch | None = None) ->
         folder = folder or _automatic_folder(sources, made_from)
         preparation = _Preparation(config, seed, folder, made_from, sources, watch)
         with _explained(folder):
-            _prepare_once(folder, preparation, watch)
+            _prepare_once(preparation)
     _check_same(folder, made_from)
     return Corpus.open(folder)
 
 
 def _complete(folder: Path) -> bool:
-    return Manifest.exists(folder) and not (folder / "work").exists()
+    with _explained(folder):
+        return Manifest.exists(folder) and not (folder / "work").exists()
 
 
-def _prepare_once(folder: Path, preparation: "_Preparation", watch: Watch) -> None:
+def _prepare_once(preparation: "_Preparation") -> None:
     """Runs the preparation unless the corpus is there, or another process makes it meanwhile."""
-    if _complete(folder):
+    if _complete(preparation.folder):
         return
-    with _locked(folder, watch):
-        if not Manifest.exists(folder):
+    with _locked(preparation.folder, preparation.watch):
+        if not Manifest.exists(preparation.folder):
             preparation.run()
         shutil.rmtree(preparation.work, ignore_errors=True)
 
@@ -152,18 +152,19 @@ def _check_same(folder: Path, made_from: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turns what a file system refuses into one clear line."""
-    elsewhere = "Set data_pipeline.folder to a place that can be written."
+    """Turns whatever the file system refuses in `folder` into one clear line."""
     fix = "Free some space and run again (what is done is kept), or set data_pipeline.folder."
     try:
         with explain_disk_full(folder, fix):
             yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise DataError(str(folder), f"{error.strerror}.", elsewhere) from None
     except OSError as error:
-        if error.errno not in (errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG):
+        if not str(error.filename).startswith(str(folder)):
             raise
-        raise DataError(str(folder), f"{error.strerror}.", elsewhere) from None
+        raise DataError(
+            str(folder),
+            f"the folder cannot be used ({error.strerror}).",
+            "Set data_pipeline.folder to a place that can be written.",
+        ) from None
 
 
 @contextlib.contextmanager
@@ -293,7 +294,7 @@ class _Preparation:
                 first = next(reject for scan in own for reject in scan.rejects)
                 raise DataError(
                     source.key,
-                    f"{bad} of {read} texts of {source.name} are bad "
+                    f"{bad} of {read} texts in {source.name} cannot be read "
                     f"(the first: {first.path}: {first.reason}).",
                     f"Mend them, see {self.folder / 'quarantine.jsonl'}, or raise "
                     "data_pipeline.bad_file_limit.",

@@ -129,7 +129,11 @@ def _trend(x: Curve, y: Curve) -> tuple[Curve, Curve]:
         sums = np.nansum(stretches, axis=1)
         y = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
         x = x[size - 1 : whole : size]
-    return thin(x, trend(y, half_width=max(len(y) // 40, 3)), _POINTS)
+    # A loss falls fast at first and then hides in noise: a narrow view there, a wide one later.
+    narrow = trend(y, half_width=max(len(y) // 80, 2))
+    wide = trend(y, half_width=max(len(y) // 15, 4))
+    share = np.clip(np.arange(len(y)) / max(len(y) / 5, 1), 0, 1)
+    return thin(x, (1 - share) * narrow + share * wide, _POINTS)
 
 
 def _range(low: float, high: float) -> dict[str, Any]:
@@ -166,11 +170,19 @@ def _loss(history: History, axes: _Axes) -> Chart:
     note = "Nats a token."
     if len(resumed := _resumes(history)):
         note += f" Resumed from step {', '.join(f'{s:,}' for s in resumed[-5:])}."
-    settled = y[np.searchsorted(x, 0.02 * x[-1]) :] if len(x) else y
-    seen = [e.loss for e in history.evaluations if math.isfinite(e.loss)]
-    values = np.concatenate([settled[np.isfinite(settled)], seen])
-    y_axis = _range(values.min(), values.max()) if len(values) else {}
-    return Chart("loss", "Loss", note, legend, traces, y_axis, tall=True)
+    return Chart("loss", "Loss", note, legend, traces, _settled(history, x, y), tall=True)
+
+
+def _settled(history: History, x: Curve, y: Curve) -> dict[str, Any]:
+    """The range in which the loss moves after its first fall, which would squash the rest."""
+    late = history.column("step") > 0.02 * (x[-1] if len(x) else 0.0)
+    loss = history.column("loss")[late]
+    usual = loss[np.isfinite(loss)]
+    noise = np.quantile(usual, (0.01, 0.99)) if len(usual) else np.empty(0)
+    smooth = y[np.searchsorted(x, 0.02 * x[-1]) :] if len(x) else y
+    evaluated = [e.loss for e in history.evaluations if math.isfinite(e.loss)]
+    values = np.concatenate([smooth[np.isfinite(smooth)], noise, evaluated])
+    return _range(values.min(), values.max()) if len(values) else {}
 
 
 def _evaluation_trace(history: History, axes: _Axes, field: str) -> dict[str, Any] | None:
@@ -217,16 +229,18 @@ def _bits_per_byte(history: History, axes: _Axes) -> list[Chart]:
 
 
 def _steady(history: History, name: str) -> tuple[Curve, str]:
-    """A column without the first step of each start, and a sentence about what is left out."""
-    values, first = history.column(name).copy(), history.first_of_life
-    if not (~first).any():
+    """A column without slow first steps (warm-up), and a sentence about what is left out."""
+    values, seconds = history.column(name), history.column("seconds")
+    first = history.first_of_life
+    later = seconds[~first & np.isfinite(seconds)]
+    if not len(later):
         return values, ""
-    taken = history.column("seconds")[first]
-    values[first] = np.nan
-    known = [f"{s:.3g} s" for s in taken[np.isfinite(taken)]]
-    if not known:
+    slow = first & (seconds > 2 * np.median(later))
+    values[slow] = np.nan
+    words = [f"{s:.3g} s" for s in seconds[slow]]
+    if not words:
         return values, ""
-    some = ", ".join(known[:3]) + (" …" if len(known) > 3 else "")
+    some = ", ".join(words[:3]) + (" …" if len(words) > 3 else "")
     return values, f"The first step of each start is left out ({some}): it holds warm-up."
 
 

@@ -61,11 +61,12 @@ def trend(values: Curve, half_width: int) -> Curve:
         kernel = weight * offset**power
         return np.convolve(signal, kernel[::-1], mode="full")[half_width : half_width + len(signal)]
 
-    s0, s1, s2 = (around(there, power) for power in range(3))
-    t0, t1 = (around(filled, power) for power in range(2))
-    spread = s0 * s2 - s1**2
-    fitted = np.divide(s2 * t0 - s1 * t1, spread, out=np.full_like(t0, np.nan), where=spread > 1e-9)
-    level = np.divide(t0, s0, out=np.full_like(t0, np.nan), where=s0 > 0)
+    with np.errstate(over="ignore", invalid="ignore"):  # losses near the end of what floats hold
+        s0, s1, s2 = (around(there, power) for power in range(3))
+        t0, t1 = (around(filled, power) for power in range(2))
+        spread, none = s0 * s2 - s1**2, np.full_like(t0, np.nan)
+        fitted = np.divide(s2 * t0 - s1 * t1, spread, out=none.copy(), where=spread > 1e-9)
+        level = np.divide(t0, s0, out=none, where=s0 > 0)
     return np.where(np.isfinite(fitted), fitted, level)
 
 

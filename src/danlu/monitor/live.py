@@ -29,10 +29,13 @@ from danlu.monitor.words import UNKNOWN, ascii_text, countdown, shorten, signed,
 __all__ = ["Display", "LiveDisplay", "PlainDisplay", "encodable", "open_display", "panel"]
 
 Progress = bool | Literal["auto"]
+_Cell = tuple[str, str, int]  # label, text, slots
 
 _FRAMES_PER_SECOND = 4  # a frame costs about 1 ms of one core
-_CELL = 26  # columns that one figure of the panel takes
+_CELL = 26  # columns of a slot of the panel; a figure takes one
+_LEAST_CURVE, _MOST_CURVE = 20, 80  # columns of the loss's curve
 _SAMPLE_LINES = 6
+_PLAIN_WIDTH = 120  # of a sample's lines in a file
 _ENDS = {
     "done": "done",
     "interrupted": "interrupted; the same command goes on from the last checkpoint",
@@ -188,7 +191,7 @@ class LiveDisplay(Display):
     ) -> None:
         """See `Display.start`."""
         self._open()
-        self._print(Text(visible(title), style="bold"))
+        self._print(Text(), Text(f"  {visible(title)}", style="bold"))
         width = max((len(label) for label in facts), default=0)
         for label, text in facts.items():
             line = Text(f"  {label:<{width}}  ", style="dim")
@@ -213,7 +216,7 @@ class LiveDisplay(Display):
 
     def sample(self, prompt: str, text: str) -> None:
         """See `Display.sample`."""
-        for line in _sample_lines(prompt, text):
+        for line in _sample_lines(prompt, text, self._console.width):
             self._print(line)
 
     def note(self, text: str) -> None:
@@ -256,6 +259,7 @@ class LiveDisplay(Display):
             reading, elapsed = self._figures.read(), time.monotonic() - self._began
             if ended:
                 reading = dataclasses.replace(reading, eta_seconds=math.nan)
+            yield Text()
             yield from panel(reading, elapsed, width=width, ascii_only=ascii_only)
 
 
@@ -314,7 +318,7 @@ class PlainDisplay(Display):
 
     def sample(self, prompt: str, text: str) -> None:
         """See `Display.sample`."""
-        for line in _sample_lines(prompt, text):
+        for line in _sample_lines(prompt, text, _PLAIN_WIDTH):
             self._say(line.plain)
 
     def note(self, text: str) -> None:
@@ -366,19 +370,32 @@ def panel(
         ascii_only: whether the terminal shows nothing but ASCII.
     """
     yield _bar_line(reading, width, ascii_only=ascii_only)
-    figures, columns = cells(reading, elapsed_seconds), max(width // _CELL, 1)
-    rows = [figures[i : i + columns] for i in range(0, len(figures), columns)]
-    for row in rows[:-1]:
-        yield _row(row, ascii_only=ascii_only)
-    last = _row(rows[-1], ascii_only=ascii_only)
-    free = width - len(rows[-1]) * _CELL - 2
-    if free < 24 and reading.losses:
-        last.rstrip()
-        yield last
-        last, free = Text("  "), width - 3
-    last.append(sparkline(reading.losses, min(free, 80), ascii_only=ascii_only), style="cyan")
-    last.rstrip()
-    yield last
+    *rows, last = _rows(cells(reading, elapsed_seconds), max((width - 2) // _CELL, 1))
+    for row in rows:
+        line = _row(row, ascii_only=ascii_only)
+        line.rstrip()
+        yield line
+    line = _row(last, ascii_only=ascii_only)
+    free = width - 2 - sum(slots for *_, slots in last) * _CELL
+    if free < _LEAST_CURVE and reading.losses:
+        line.rstrip()
+        yield line
+        line, free = Text("  "), width - 3
+    curve = sparkline(reading.losses, min(free, _MOST_CURVE), ascii_only=ascii_only)
+    line.append(curve, style="cyan")
+    line.rstrip()
+    yield line
+
+
+def _rows(figures: list[tuple[str, str]], columns: int) -> list[list[_Cell]]:
+    """The figures set into rows of `columns` slots; the validation, with its change, takes two."""
+    rows: list[list[_Cell]] = [[]]
+    for label, text in figures:
+        slots = min(2 if label == "validation" else 1, columns)
+        if sum(taken for *_, taken in rows[-1]) + slots > columns:
+            rows.append([])
+        rows[-1].append((label, text, slots))
+    return rows
 
 
 def encodable(line: Text, options: ConsoleOptions) -> Text:
@@ -388,13 +405,13 @@ def encodable(line: Text, options: ConsoleOptions) -> Text:
     return line
 
 
-def _row(figures: list[tuple[str, str]], *, ascii_only: bool) -> Text:
+def _row(row: list[_Cell], *, ascii_only: bool) -> Text:
     line = Text("  ", no_wrap=True, overflow="crop")
-    for label, text in figures:
+    for label, text, slots in row:
         bad = text == "not finite"
         shown = ascii_text(text) if ascii_only else text
         line.append(f"{label} ", style="dim").append(shown, style="bold red" if bad else "bold")
-        line.append(" " * max(_CELL - len(label) - 1 - len(shown), 2))
+        line.append(" " * max(slots * _CELL - len(label) - 1 - len(shown), 2))
     return line
 
 
@@ -453,12 +470,13 @@ def _step_line(reading: Reading, elapsed_seconds: float) -> str:
     return "  ".join(words)
 
 
-def _sample_lines(prompt: str, text: str) -> Iterator[Text]:
-    """A sample as a few lines behind a rule, the prompt in bold."""
+def _sample_lines(prompt: str, text: str, width: int) -> Iterator[Text]:
+    """A sample as a few lines of at most `width` columns behind a rule, the prompt in bold."""
     whole = Text(visible(prompt), style="not dim bold").append(visible(text), style="not bold")
     whole.expand_tabs(4)
     lines = whole.split("\n")
     for line in lines[:_SAMPLE_LINES]:
+        line.truncate(max(width - 4, 10), overflow="ellipsis")
         yield Text("  │ ", style="dim").append_text(line)
     if len(lines) > _SAMPLE_LINES:
         yield Text(f"  │ … {len(lines) - _SAMPLE_LINES} more lines", style="dim")

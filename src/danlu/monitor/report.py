@@ -129,19 +129,19 @@ class _Tile:
 def _tiles(history: History, summary: RunSummary) -> list[_Tile]:
     best = ""
     if summary.best_bits_per_byte < summary.bits_per_byte:
-        best = f", best {summary.best_bits_per_byte:.3f} at step {summary.best_step:,}"
+        best = f", best {decimal(summary.best_bits_per_byte)} at step {summary.best_step:,}"
     starts = sum(e.get("kind") == "resume" for e in history.events) + 1
     tokens = _split(format_count(summary.tokens))
     of = f" of {summary.total_steps:,}" if summary.total_steps else ""
     share, _, sign = _figure(summary.mfu * 100, ".1f"), "", "%"
     tiles = [
         _Tile(
-            "Validation", _figure(summary.bits_per_byte, ".3f"), "bits/byte",
-            f"loss {_figure(summary.validation_loss, '.3f')}{best}",
+            "Validation", decimal(summary.bits_per_byte), "bits/byte",
+            f"loss {decimal(summary.validation_loss)}{best}",
         ),
         _Tile(
-            "Training loss", _figure(summary.loss, ".3f"), "",
-            f"smoothed; {_figure(summary.first_loss, '.3f')} at the start",
+            "Training loss", decimal(summary.loss), "",
+            f"smoothed; {decimal(summary.first_loss)} at the start",
         ),
         _Tile(
             "Throughput", *_split_rate(summary.tokens_per_second),
@@ -229,7 +229,7 @@ def _samples(history: History) -> dict[str, Any]:
     blocks = [
         {
             "step": step,
-            "quality": _figure(quality.get(step, math.nan), ".3f"),
+            "quality": decimal(quality.get(step, math.nan)),
             "samples": [_cut(sample) for sample in steps[step][:_MOST_SAMPLES_A_STEP]],
             "glance": shorten(steps[step][0].prompt + steps[step][0].text, 90),
         }

@@ -12,7 +12,7 @@ import numpy as np
 from danlu.base.units import format_bytes, format_count, format_duration, format_rate
 from danlu.monitor.curves import Curve, RunningMean
 from danlu.monitor.history import History, Sample, read_history
-from danlu.monitor.words import UNKNOWN, percent, rate, shorten, step_time, visible
+from danlu.monitor.words import UNKNOWN, decimal, percent, rate, shorten, step_time
 
 __all__ = [
     "Predicted",
@@ -111,7 +111,7 @@ class RunSummary:
         """The run in about ten aligned lines."""
         rows = [
             ("run", f"{self.name}: {self.status_text}"),
-            ("because", shorten(self.message, 240)),
+            ("because", self.message),
             ("model", self.model),
             ("device", self.device),
             ("training", self._training()),
@@ -125,7 +125,7 @@ class RunSummary:
                 shorten(f"{self.sample.prompt}{self.sample.text}", 72) if self.sample else "",
             ),
         ]
-        return "\n".join(f"  {label:<10}  {visible(text)}" for label, text in rows if text)
+        return "\n".join(f"  {label:<10}  {shorten(text, 200)}" for label, text in rows if text)
 
     @property
     def status_text(self) -> str:
@@ -155,15 +155,15 @@ class RunSummary:
     def _loss(self) -> str:
         if not math.isfinite(self.loss):
             return ""
-        first = f"{self.first_loss:.3f} -> " if math.isfinite(self.first_loss) else ""
-        return f"{first}{self.loss:.3f} nats a token"
+        first = f"{decimal(self.first_loss)} -> " if math.isfinite(self.first_loss) else ""
+        return f"{first}{decimal(self.loss)} nats a token"
 
     def _validation(self) -> str:
         if not math.isfinite(self.bits_per_byte):
             return ""
-        text = f"{self.bits_per_byte:.3f} bits a byte, loss {self.validation_loss:.3f}"
+        text = f"{decimal(self.bits_per_byte)} bits a byte, loss {decimal(self.validation_loss)}"
         if self.best_bits_per_byte < self.bits_per_byte:
-            text += f" (best {self.best_bits_per_byte:.3f} at step {self.best_step:,})"
+            text += f" (best {decimal(self.best_bits_per_byte)} at step {self.best_step:,})"
         return text
 
     def _speed(self) -> str:

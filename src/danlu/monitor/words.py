@@ -9,7 +9,7 @@ from danlu.base.units import format_count, format_duration
 
 __all__ = [
     "UNKNOWN",
-    "ascii_text",
+    "ascii_text", "decimal",
     "countdown",
     "describe_event",
     "percent",
@@ -70,6 +70,13 @@ def signed(value: float, digits: int = 3) -> str:
     """A change as "+0.031" or "−0.031" (with a real minus sign)."""
     text = f"{value:+.{digits}f}"
     return text.replace("-", _MINUS)
+
+
+def decimal(value: float) -> str:
+    """A loss or bits a byte as "2.547"; "–" when it is not known."""  # noqa: RUF002
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def small(value: float) -> str:

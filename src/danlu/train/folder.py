@@ -6,6 +6,7 @@ logs/`
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -58,6 +59,7 @@ class RunFolder:
         self.events, self.metrics = path / "events.jsonl", path / "metrics.jsonl"
         self.report, self.logs = path / "report.html", path / "logs"
         self.tokenizer = path / "tokenizer"
+        self.fresh = False
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -79,28 +81,20 @@ class RunFolder:
             raise UserError(str(path), "this is not a run folder.", _known_runs(Path(path)))
         return folder
 
-    def claim(self, config: RunConfig) -> bool:
-        """Takes the folder for `config`; True when it already holds this run.
+    def check(self, config: RunConfig) -> bool:
+        """Whether the folder already holds this run; changes nothing.
 
         Raises:
-            CheckpointError: it belongs to another config, or a run is going on in it.
+            CheckpointError: it belongs to another config, or holds something else.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                str(self.path), f"the folder cannot be made ({error.strerror}).", "Use folder=…"
-            ) from None
-        self._take_lock()
         if not self.config.exists():
-            strange = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
-            if strange:
+            strange = [p.name for p in self.path.glob("*") if not p.name.startswith(".")]
+            if strange or self.path.is_file():
                 raise CheckpointError(
                     str(self.path),
-                    f"the folder holds something else ({strange[0]}).",
-                    "Use folder=… to name an empty or new one.",
+                    f"it holds something else ({', '.join(strange[:1]) or 'a file'}).",
+                    "Use folder=… to name an empty or new folder.",
                 )
-            self._write_config(config)
             return False
         before = load(self.config)
         key, old, new = _first_difference(identity(before), identity(config), "")
@@ -110,8 +104,30 @@ class RunFolder:
                 f"the folder belongs to another config ({key} is {old} there, {new} here).",
                 "Use folder=… for a new run, or delete the folder.",
             )
-        self._write_config(config)
         return True
+
+    def claim(self, config: RunConfig) -> None:
+        """Takes the folder for `config`, which `check` found right, and for this process.
+
+        Raises:
+            CheckpointError: the folder cannot be made, or a run is going on in it.
+        """
+        self.fresh = not self.config.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                str(self.path), f"the folder cannot be made ({error.strerror}).", "Use folder=…"
+            ) from None
+        self._take_lock()
+        with atomic_write(self.config) as file:
+            yaml.safe_dump(config.to_dict(), file, sort_keys=False, allow_unicode=True)
+
+    def discard(self) -> None:
+        """Removes the folder where this process made it and nothing was learned yet."""
+        if self.fresh and not self.checkpoints.exists() and not self.metrics.exists():
+            self.release()
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def read_config(self) -> RunConfig:
         """The config that the folder belongs to."""
@@ -120,10 +136,6 @@ class RunFolder:
     def identity_hash(self) -> str:
         """What checkpoints of this run carry."""
         return fingerprint(identity(self.read_config()))
-
-    def _write_config(self, config: RunConfig) -> None:
-        with atomic_write(self.config) as file:
-            yaml.safe_dump(config.to_dict(), file, sort_keys=False, allow_unicode=True)
 
     def _take_lock(self) -> None:
         self._lock = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 held for life

@@ -77,6 +77,7 @@ def _launch(folder: RunFolder, ranks: int) -> str:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode == _EXIT_USER:  # the rank has said it in one line
+            folder.discard()
             raise SystemExit(_EXIT_USER) from None
         words = _last_words(folder.logs, rank)
         raise MachineError(

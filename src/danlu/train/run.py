@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from danlu.base.errors import CheckpointError, DanluError, DataError
+from danlu.base.errors import CheckpointError, DanluError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import Evaluation, StepReport
 from danlu.base.files import write_json
@@ -18,6 +18,7 @@ from danlu.checkpoint.state import CheckpointFacts
 from danlu.config.load import expand_path, require_available
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
+from danlu.data.loader import training_order
 from danlu.data.prepare import prepare
 from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import Comm, join_ranks, launched_world
@@ -27,7 +28,9 @@ from danlu.monitor.live import Display, open_display
 from danlu.monitor.meter import Meter
 from danlu.monitor.recorder import Recorder
 from danlu.monitor.report import write_report
+from danlu.monitor.sinks._base import SINKS
 from danlu.monitor.summary import RunSummary, summarise
+from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
 from danlu.train.build import Parts, build
 from danlu.train.control import StopRequest
@@ -75,9 +78,13 @@ class Run:
         Returns `done`, `interrupted` (Ctrl-C; a checkpoint was written) or `nan`.
         """
         with self._display, StopRequest() as stop:
-            newest = self._store.newest()
-            parts = self._build(newest)
-            first = self._restore(parts, newest)
+            try:
+                newest = self._store.newest()
+                parts = self._build(newest)
+                first = self._restore(parts, newest)
+            except UserError:
+                self.folder.discard()
+                raise
             if first >= self.plan.steps:
                 self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
                 return "done"
@@ -338,23 +345,30 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
         UserError: anything that the user can mend; the folder is left as it was.
     """
     folder = RunFolder.of(config)
-    known = folder.claim(config)
-    corpus = prepare(
-        config.data_pipeline,
-        watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),
-    )
+    known = folder.check(config)
+    _check_names(config)
     before = Plan.load(folder.plan) if known and folder.plan.exists() else None
     display.phase("measuring the device", 0, None)
     probe(config.train.device)
     plan = plan_run(config, local_cluster(), world=world, before=before)
-    needed = plan.model.sequence_length + 1
-    if corpus.facts.train_tokens < needed:
-        raise DataError(
-            "data_pipeline.sources",
-            f"{corpus.facts.train_tokens} tokens of text do not fill one sequence of {needed - 1}.",
-            "Add text, or use a smaller model.sequence_length.",
-        )
+    corpus = prepare(
+        config.data_pipeline,
+        watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),
+    )
+    training_order(
+        corpus.stream("train"),
+        sequence_length=plan.model.sequence_length,
+        seed=config.train.seed,
+    )
+    folder.claim(config)
     plan.save(folder.plan)
     corpus.tokenizer.save(folder.tokenizer)
     write_json(folder.data, {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint})
     return Decided(folder, plan, corpus.folder)
+
+
+def _check_names(config: RunConfig) -> None:
+    """Parts that are chosen by name exist; found out before any work is done."""
+    SCHEDULES.find(config.schedule.type)
+    for sink in config.monitor.sinks:
+        SINKS.find(sink)

@@ -313,7 +313,7 @@ def refused(config: DataConfig, match: str) -> UserError:
     assert "\n" not in str(caught.value)
     assert caught.value.fix
     folder = Path(config.folder)
-    if folder.exists():
+    if os.path.exists(folder):  # Path.exists raises for a name that is too long
         assert not (folder / "manifest.json").exists()
         assert not list(folder.rglob("*.part"))
     return caught.value
@@ -349,7 +349,7 @@ def test_a_few_bad_files_are_quarantined_and_the_run_goes_on(config, books):
 def test_too_many_bad_files_stop_the_run_and_a_higher_limit_lets_it_go_on(config, books):
     for index in range(10):
         (books / f"bad{index}.txt").write_bytes(b"\xff")
-    error = refused(config(), r"10 of 50 texts of books are bad \(the first: bad0\.txt: it is not")
+    error = refused(config(), r"10 of 50 texts in books cannot be read \(the first: bad0\.txt: it")
     assert error.where == "data_pipeline.sources[0]"
     assert "bad_file_limit" in error.fix
     assert len((Path(config().folder) / "quarantine.jsonl").read_text().splitlines()) == 10
@@ -434,8 +434,8 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(config, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(config, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(config(folder=str(tmp_path / "file" / "corpus")), "Not a directory")
-    refused(config(folder=str(tmp_path / "file")), "File exists")
+    for folder in ("file", "file/corpus", "x" * 300, "/proc/corpus"):
+        refused(config(folder=str(tmp_path / folder)), "the folder cannot be used")
 
 
 def test_an_unfinished_corpus_does_not_open(config):

@@ -141,9 +141,8 @@ def test_the_cache_continues_exactly_as_a_full_pass_would():
     window = list(prompt)
     for token in made:
         ids = torch.tensor([window])
-        hidden = model.hidden(
-            ids, Positions(1, model.cosine[: len(window)], model.sine[: len(window)])
-        )
+        n = len(window)
+        hidden = model.hidden(ids, Positions(1, model.cosine[:n], model.sine[:n]))
         assert int((hidden[-1:] @ model.lm_head.weight.t()).argmax()) == token
         window.append(token)
     assert len(made) == 8

@@ -123,9 +123,13 @@ def test_a_format_that_the_device_lacks_is_refused():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("16x8xh1000", "Did you mean h100"), ("x", "there is no device 'x'"), ("8 x h100", "not under"),
-     ("0x8xh100", "has no devices")],
-)  # fmt: skip
+    [
+        ("16x8xh1000", "Did you mean h100"),
+        ("x", "there is no device 'x'"),
+        ("8 x h100", "is not understood"),
+        ("0x8xh100", "has no devices"),
+    ],
+)
 def test_a_cluster_that_is_not_understood_is_one_clear_line(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_cluster(text)
