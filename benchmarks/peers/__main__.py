@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks.peers import machine, report
 from benchmarks.peers.environments import BUILD, ROOT, InstallError, install, is_ready
 from benchmarks.peers.figures import summarize
@@ -22,7 +24,6 @@ from benchmarks.peers.process import clear_caches, remove_stale_locks
 from benchmarks.peers.registry import REFERENCE, choose, discover
 from benchmarks.peers.rounds import EntryRecord, Plan, Record, measure
 from benchmarks.peers.workload import PRESETS, Workload
-from rich.console import Console
 
 PUBLISHED_ROUNDS = 5
 FIGURES = ROOT / "build" / "bench" / "peers.json"

@@ -82,9 +82,11 @@ def headline(result: Mapping[str, Any]) -> list[str]:
     peak = result["details"]["peak_tflops"]
     lines = []
     if peak:
-        best = max(peak["bf16_1024"]["median"], peak["bf16_2048"]["median"])
-        fp32 = max(peak["fp32_1024"]["median"], peak["fp32_2048"]["median"])
-        lines.append(f"Matrix peak in the same rounds: {best:.2f} TFLOP/s bf16, {fp32:.2f} fp32.")
+        best = max(peak["bf16_1024"]["best"], peak["bf16_2048"]["best"])
+        lines.append(
+            f"Matrix peak in the same minutes: {peak['bf16']:.2f} TFLOP/s bf16 (best product "
+            f"{best:.2f}), {peak['fp32']:.2f} fp32."
+        )
     if result["ratio_to_best_peer"] is None:
         return [*lines, "danlu did not take part or failed; no ratios to it."]
     return [
@@ -156,9 +158,10 @@ def notes(details: Mapping[str, Any]) -> list[str]:
         "ratios are made inside a round, from turns seconds apart, and then the median is taken.",
         "- `danlu ÷ it` compares a tool's turn with danlu's turns just before and after. "
         "The closest rival is the tool and setting for which that is lowest.",
-        "- MFU = tokens/s x flops a token ÷ the round's bf16 matrix peak (faster of two sizes, "
-        f"median); {details['flops_per_token'] / 1e6:.1f} MFLOP a token: 6 a matmul weight, with "
-        "the head and without the look-up, plus causal attention. Also for fp32 settings.",
+        "- MFU = tokens/s x flops a token ÷ the bf16 matrix peak measured just before and after "
+        "(faster of two sizes, medians); "
+        f"{details['flops_per_token'] / 1e6:.1f} MFLOP a token: 6 a matmul weight, with the head "
+        "and without the look-up, plus causal attention. Also for fp32 settings.",
         "- CPU time includes threads that spin while they wait.",
         "- `first step` includes compilation, from the compiler's cold or warm disk cache. The "
         "steps measured come after the warm-up.",

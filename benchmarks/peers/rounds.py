@@ -3,8 +3,8 @@
 In a round every entry of the group gets one turn of a few steps. When danlu takes part it gets a
 turn before and after each of them: an entry is then compared with the mean of its two neighbours,
 seconds away, and a machine that slows down during the round slows down both. The order rotates
-from round to round, so that nobody always comes first. The matrix peak is measured at the start,
-in the middle and at the end.
+from round to round, so that nobody always comes first. The matrix peak is measured beside each of
+danlu's turns, for MFU needs a neighbour as well.
 
 When memory does not hold all at once, entries run in groups; the plain loop, danlu and the peak
 are in every group, so ratios stay pairs.
@@ -138,17 +138,14 @@ def is_common(entry: Entry) -> bool:
 
 
 def turn_order(group: Sequence[Entry], round_: int) -> list[str]:
-    """The turns of a round: rotated, danlu around each, the peak at start, middle and end."""
+    """The turns of a round: rivals rotated, the peak and danlu before each and after the last."""
     rivals = [entry.name for entry in group if entry.is_rival]
     ours = [entry.name for entry in group if entry.is_ours]
     peak = [entry.name for entry in group if entry.name == PEAK]
     shift = round_ % len(rivals) if rivals else 0
     rivals = rivals[shift:] + rivals[:shift]
-    middle = len(rivals) // 2
-    order = [*peak]
-    for index, name in enumerate(rivals):
-        order += [*(peak if index == middle and index else []), *ours, name]
-    return [*order, *ours, *peak]
+    order = [name for rival in rivals for name in (*peak, *ours, rival)]
+    return [*order, *peak, *([*ours, *peak] if ours else [])]
 
 
 class _Group:

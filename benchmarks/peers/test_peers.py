@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
+
 from benchmarks.peers.environments import REQUIREMENTS, families
 from benchmarks.peers.figures import summarize
 from benchmarks.peers.process import Turn
@@ -21,6 +23,10 @@ WORK = PRESETS["28m"]
 def entry(name: str) -> Entry:
     peer, _, setting = name.partition(":")
     return Entry(Peer(peer, None, "torch", {setting: "as given"}), setting, "none")
+
+
+def scalars(timed: TimedTurn) -> dict[str, float]:
+    return {name: values[0] for name, values in timed.turn.figures.items()}
 
 
 def turn(*walls: float, **figures: float) -> Turn:
@@ -58,6 +64,20 @@ def test_ratios_hold_when_the_machine_halves_its_speed_between_rounds() -> None:
     assert result["tokens_per_second"]["danlu"] == WORK.tokens_per_step / 2.0
 
 
+def test_rivals_are_compared_through_danlu_when_the_machine_slows_inside_a_round() -> None:
+    seconds = {"danlu:best": 1.0, REFERENCE: 4.0, "fast:best": 2.0, "slow:best": 3.0}
+    measured = record(NAMES, [seconds])
+    slowed = [
+        replace(timed, turn=turn(3 * timed.step_seconds, **scalars(timed)))
+        if timed.position > 5
+        else timed
+        for timed in measured.turns
+    ]
+    measured.turns[:] = slowed
+    details = summarize(measured, WORK)["details"]["entries"]
+    assert details["slow:best"]["ratio_to_plain_fp32"]["median"] == pytest.approx(1.333, abs=1e-3)
+
+
 def test_without_danlu_its_figures_are_null_and_the_rest_stands() -> None:
     seconds = {REFERENCE: 4.0, "fast:best": 2.0, "slow:best": 3.0}
     result = summarize(record(NAMES[1:], [seconds]), WORK)
@@ -93,7 +113,7 @@ def test_every_turn_of_a_rival_lies_between_two_of_danlu() -> None:
         if name not in (PEAK, "danlu:best"):
             near = [n for n in order[position - 1 : position + 3] if n not in (PEAK, name)]
             assert near[:2] == ["danlu:best", "danlu:best"]
-    assert order.count(PEAK) == 3
+    assert order.count(PEAK) == len(NAMES)
 
 
 def test_every_group_holds_the_common_entries_and_every_rival_once() -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+
 from running import TEXT, TINY, danlu
 
 SHORT = (*TINY, "train.steps=2")

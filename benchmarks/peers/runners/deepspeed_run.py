@@ -22,6 +22,7 @@ PEER = Peer(
 def run(gate: Gate) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
+
     from benchmarks.peers.runners.model import PlainModel, count_parameters
     from benchmarks.peers.runners.stream import (
         batches,

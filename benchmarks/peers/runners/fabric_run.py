@@ -17,9 +17,10 @@ PEER = Peer(
 
 def run(gate: Gate) -> None:
     import torch
+    from lightning import Fabric
+
     from benchmarks.peers.runners.model import PlainModel, adamw, count_parameters
     from benchmarks.peers.runners.stream import batches, inputs_and_targets, prepare
-    from lightning import Fabric
 
     work = gate.work
     best = gate.setting == "best"

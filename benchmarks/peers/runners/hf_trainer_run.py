@@ -21,8 +21,9 @@ PEER = Peer(
 
 def run(gate: Gate) -> None:
     import torch
-    from benchmarks.peers.runners.stream import prepare, rows
     from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from benchmarks.peers.runners.stream import prepare, rows
 
     work = gate.work
     prepare(work)

@@ -21,8 +21,9 @@ PEER = Peer(
 
 def run(gate: Gate) -> None:
     import litgpt.pretrain
-    from benchmarks.peers.runners.stream import prepare
     from litgpt.args import EvalArgs, TrainArgs
+
+    from benchmarks.peers.runners.stream import prepare
 
     work = gate.work
     prepare(work)
@@ -82,9 +83,10 @@ def model_config(gate: Gate) -> Any:
 def common_stream(gate: Gate) -> Any:
     """A litgpt data module over the common stream; its check on validation data stays untimed."""
     import torch
-    from benchmarks.peers.runners.stream import batches, rows
     from litgpt.data import DataModule
     from torch.utils.data import DataLoader, IterableDataset
+
+    from benchmarks.peers.runners.stream import batches, rows
 
     work = gate.work
 

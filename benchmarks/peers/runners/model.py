@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from benchmarks.peers.workload import Workload
 from torch import nn
+
+from benchmarks.peers.workload import Workload
 
 
 class RMSNorm(nn.Module):

@@ -17,6 +17,7 @@ PEER = Peer(
 
 def run(gate: Gate) -> None:
     import torch
+
     from benchmarks.peers.runners.model import PlainModel, adamw, count_parameters
     from benchmarks.peers.runners.stream import batches, inputs_and_targets, prepare
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import torch
+
 from benchmarks.peers.workload import Workload
 
 

@@ -88,7 +88,8 @@ class Document:
     Attributes:
         text: never empty unless the whole document is.
         path: the file it comes from.
-        last: whether the document ends here; only then does the end-of-document token follow.
+        last: whether the document ends here. The end-of-document token follows then, and after
+            the last part of it that a shard has.
     """
 
     text: str

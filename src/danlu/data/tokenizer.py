@@ -20,11 +20,13 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from danlu.base.errors import DataError, closest
+from danlu.base.errors import ConfigError, DataError, closest
 from danlu.base.files import atomic_write, write_json
+from danlu.config.data import TokenizerConfig
+from danlu.config.load import expand_path
 from danlu.config.run import fingerprint
 
-__all__ = ["END_TOKEN", "Ids", "Tokenizer", "tokenizer_threads"]
+__all__ = ["END_TOKEN", "Ids", "Tokenizer", "configured_tokenizer", "tokenizer_threads"]
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 """Token ids in the smallest type that holds them: uint16, or uint32 for large vocabularies."""
@@ -211,6 +213,24 @@ class Tokenizer:
                 yield piece[start : found + within]
                 start = found + within
             yield piece[start:]
+
+
+def configured_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """The tokenizer of a config that needs no training: raw bytes, or the user's file.
+
+    Raises:
+        ConfigError: type `file` without a path.
+        DataError: the file is missing or broken, or no end token is found.
+    """
+    assert config.type != "bpe", "a trained tokenizer comes from a corpus"
+    if config.type == "bytes":
+        return Tokenizer.raw_bytes()
+    if not config.path:
+        raise ConfigError(
+            "data_pipeline.tokenizer.path", "type file needs one.", "Name a tokenizer.json."
+        )
+    path = expand_path(config.path, "data_pipeline.tokenizer.path")
+    return Tokenizer.from_file(path, end_token=config.end_token)
 
 
 @contextlib.contextmanager

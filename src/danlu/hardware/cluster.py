@@ -103,10 +103,11 @@ def parse_cluster(text: str, key: str = "--cluster") -> ClusterFacts:
     return ClusterFacts(nodes, devices, DEVICES[name], _NODE_BANDWIDTH[name], _NETWORK_BANDWIDTH)
 
 
-def local_cluster() -> ClusterFacts:
-    """This machine: what was measured and remembered, else what its processor lets expect."""
-    device = recall() or cpu_on_paper()
-    return ClusterFacts(1, 1, device, device.bandwidth / 4, _NETWORK_BANDWIDTH)
+def local_cluster(nodes: int = 1) -> ClusterFacts:
+    """Machines like this one: measured and remembered, else what its processor lets expect."""
+    known = recall()
+    device, count = known if known is not None else (cpu_on_paper(), 1)
+    return ClusterFacts(nodes, count, device, device.bandwidth / 4, _NETWORK_BANDWIDTH)
 
 
 def cpu_on_paper() -> DeviceFacts:
@@ -190,14 +191,15 @@ def device_file() -> Path:
     return danlu_home() / "devices" / f"{name.strip('-')}.json"
 
 
-def remember(device: DeviceFacts) -> None:
-    """Keeps what was measured, for later runs and for `danlu plan`."""
-    write_json(device_file(), device.to_dict())
+def remember(device: DeviceFacts, count: int) -> None:
+    """Keeps what was measured, and how many such devices there are, for later runs and plans."""
+    write_json(device_file(), {"count": count, **device.to_dict()})
 
 
-def recall() -> DeviceFacts | None:
+def recall() -> tuple[DeviceFacts, int] | None:
     """What `remember` kept, or None."""
     try:
-        return DeviceFacts.from_dict(json.loads(device_file().read_text(encoding="utf-8")))
+        values = json.loads(device_file().read_text(encoding="utf-8"))
+        return DeviceFacts.from_dict(values), int(values["count"])
     except (OSError, ValueError, TypeError, KeyError):
         return None

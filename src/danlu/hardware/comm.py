@@ -15,7 +15,7 @@ from torch import Tensor
 
 from danlu.base.errors import ConfigError, MachineError
 
-__all__ = ["Comm", "first_rank", "join_ranks", "launched_world"]
+__all__ = ["Comm", "first_rank", "join_ranks", "launched_nodes", "launched_world"]
 
 
 def launched_world() -> int | None:
@@ -24,17 +24,26 @@ def launched_world() -> int | None:
     return int(world) if world and "RANK" in os.environ and "MASTER_ADDR" in os.environ else None
 
 
+def launched_nodes() -> int:
+    """Machines over which a launcher has spread its ranks; 1 where there is no launcher."""
+    return (launched_world() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) or 1
+
+
 class Comm:
     """The group of all ranks.
 
     Attributes:
         rank, world: this process's number and how many there are.
         local_rank: its number on this machine.
+        device: where the group's tensors must be (Gloo: the CPU, NCCL: this rank's GPU).
         calls, bytes: collectives so far, by name.
     """
 
-    def __init__(self, rank: int, world: int, local_rank: int) -> None:
+    def __init__(
+        self, rank: int = 0, world: int = 1, local_rank: int = 0, device: str = "cpu"
+    ) -> None:
         self.rank, self.world, self.local_rank = rank, world, local_rank
+        self.device = torch.device(device)
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
 
@@ -47,7 +56,9 @@ class Comm:
         """The element-wise sum over ranks, in place; the same bits on every rank."""
         if self.world > 1:
             self._count("sum", values.nbytes)
-            dist.all_reduce(values)
+            moved = values.to(self.device)
+            dist.all_reduce(moved)
+            values.copy_(moved)
         return values
 
     def share(self, value: Any) -> Any:
@@ -88,7 +99,7 @@ def join_ranks(device: str, *, timeout_seconds: float) -> Comm:
     """
     world = launched_world()
     if world is None or world == 1:
-        return Comm(0, 1, 0)
+        return Comm()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", 0))
     if device == "cuda" and local_rank >= torch.cuda.device_count():
         raise ConfigError(
@@ -96,13 +107,16 @@ def join_ranks(device: str, *, timeout_seconds: float) -> Comm:
             f"{local_rank + 1} ranks on a machine with {torch.cuda.device_count()} GPUs.",
             "Start one rank a GPU.",
         )
-    backend = "gloo" if device == "cpu" else "nccl"
+    backend, place = "gloo", "cpu"
+    if device == "cuda":
+        backend, place = "nccl", f"cuda:{local_rank}"
+        torch.cuda.set_device(local_rank)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except (dist.DistError, RuntimeError) as error:
         reason = str(error).split("\n", 1)[0]
         raise MachineError(f"rank {rank} of {world} cannot reach the others: {reason}") from error
-    return Comm(rank, world, local_rank)
+    return Comm(rank, world, local_rank, place)
 
 
 def first_rank() -> bool:

@@ -18,7 +18,7 @@ from danlu.base.errors import ConfigError
 from danlu.base.facts import DeviceFacts
 from danlu.hardware.cluster import cpu_on_paper, recall, remember
 
-__all__ = ["Device", "device_count", "measure", "open_device", "probe"]
+__all__ = ["Device", "device_count", "device_kind", "measure", "open_device", "probe"]
 
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SECONDS_PER_RATE = 0.25
@@ -76,9 +76,25 @@ def _keep_freed_memory() -> None:
         libc.mallopt(m_top_pad, 64 * 2**20)
 
 
+def device_kind(wanted: str) -> str:
+    """`cpu` or `cuda`, where `wanted` may be `auto`: a GPU where there is one.
+
+    Raises:
+        ConfigError: a device that this machine does not have.
+    """
+    has_gpu = torch.cuda.is_available()
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            "train.device", f"there is no device {wanted!r}.", "Use auto, cpu or cuda."
+        )
+    if wanted == "cuda" and not has_gpu:
+        raise ConfigError("train.device", "PyTorch finds no GPU here.", "Use cpu or auto.")
+    return ("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted
+
+
 def device_count(kind: str) -> int:
     """Ranks that this machine takes when nothing is configured: one a GPU, or one for the CPU."""
-    return torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 1
+    return 1 if device_kind(kind) == "cpu" else torch.cuda.device_count()
 
 
 def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
@@ -91,16 +107,11 @@ def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
     Raises:
         ConfigError: a device that this machine does not have.
     """
-    has_gpu = torch.cuda.is_available()
-    if kind not in ("auto", "cpu", "cuda"):
-        raise ConfigError("train.device", f"there is no device {kind!r}.", "Use auto, cpu or cuda.")
-    if kind == "cuda" and not has_gpu:
-        raise ConfigError("train.device", "PyTorch finds no GPU here.", "Use cpu or auto.")
-    kind = ("cuda" if has_gpu else "cpu") if kind == "auto" else kind
+    kind = device_kind(kind)
     known = None if fresh else recall()
-    fits = known is not None and known.kind == kind
-    facts = _keep_best(known) if known is not None and fits else measure(kind)
-    remember(facts)
+    fits = known is not None and known[0].kind == kind
+    facts = _keep_best(known[0]) if known is not None and fits else measure(kind)
+    remember(facts, device_count(kind))
     return facts
 
 

@@ -264,9 +264,9 @@ def _pair(name: str, title: str, step: Curve, values: Curve, note: str) -> Chart
     """A curve as it was and smoothed, from zero."""
     if not np.isfinite(values).any():
         return Chart(name, title, note, [], [], {})
-    trend = _line("smoothed", *_trend(step, values), SMOOTH)
+    smoothed = _line("smoothed", *_trend(step, values), SMOOTH)
     legend = [("smoothed", SMOOTH, "line"), ("each step", RAW, "line")]
-    traces = [_raw("each step", step, values), trend]
+    traces = [_raw("each step", step, values), smoothed]
     return Chart(name, title, note, legend, traces, _from_zero(values))
 
 
@@ -276,16 +276,8 @@ def _updates(history: History, axes: _Axes) -> list[Chart]:
     charts = [_memory(history, axes)]
     if np.isfinite(rate).any():
         trace = _line("learning rate", *thin(step, rate, _POINTS), SMOOTH)
-        charts.append(
-            Chart(
-                "learning-rate",
-                "Learning rate",
-                "",
-                [],
-                [trace],
-                _from_zero(rate) | {"exponentformat": "e"},
-            )
-        )
+        y = _from_zero(rate) | {"exponentformat": "e"}
+        charts.append(Chart("learning-rate", "Learning rate", "", [], [trace], y))
     note = "Global L2 norm before clipping."
     charts.append(_pair("gradient-norm", "Gradient norm", step, norm, note))
     return charts
@@ -297,8 +289,7 @@ def _memory(history: History, axes: _Axes) -> Chart:
         return Chart("memory", "Memory", "", [], [], {})
     x, y = thin(axes.step, memory, _POINTS)
     traces, legend = [_line("measured", x, y, SMOOTH)], [("measured", SMOOTH, "line")]
-    parts = history.planned("predicted", "memory")
-    total = sum(history.planned_number("predicted", "memory", p) for p in parts or ()) / 2**30
+    total = sum(history.planned_parts("predicted", "memory").values()) / 2**30
     if total > 0:
         ends = np.array([axes.step[0], axes.step[-1]])
         dashed = _line("predicted", ends, np.array([total, total]), OTHER)

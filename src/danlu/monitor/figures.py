@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from danlu.base.facts import Evaluation, StepReport
 from danlu.base.units import format_bytes, format_count, format_duration
 from danlu.monitor.curves import RunningMean, Trail
-from danlu.monitor.words import UNKNOWN, percent, signed, small
+from danlu.monitor.words import UNKNOWN, decimal, percent, signed, small
 
 __all__ = ["Figures", "Reading", "cells"]
 
@@ -119,11 +119,11 @@ def _median(values: Iterable[float]) -> float:
 
 def cells(reading: Reading, elapsed_seconds: float) -> list[tuple[str, str]]:
     """The figures as (label, text) pairs, most wanted first; those not known yet show "–"."""
-    validation = _known(reading.bits_per_byte, lambda v: f"{v:.3f} bits/byte")
+    validation = _known(reading.bits_per_byte, lambda v: f"{decimal(v)} bits/byte")
     if math.isfinite(reading.change):
         validation += f" {signed(reading.change)}"
     return [
-        ("loss", "not finite" if reading.diverged else _known(reading.loss, lambda v: f"{v:.3f}")),
+        ("loss", "not finite" if reading.diverged else decimal(reading.loss)),
         ("validation", validation),
         ("tokens/s", _known(reading.tokens_per_second, format_count)),
         ("MFU", percent(reading.mfu)),

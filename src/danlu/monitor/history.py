@@ -36,6 +36,7 @@ _WIDTH = len(_STEP_FIELDS)
 _STEP_ROW = operator.itemgetter(*_STEP_FIELDS)
 _NOT_NUMBERS = frozenset({*_STEP_FIELDS, "kind", "rank"})
 _PIECE = 1 << 16  # bytes read and parsed at once; larger ones leave the cache and are slower
+_BEYOND = 1e100  # nothing measured is as large; arithmetic with such numbers would overflow
 _MOST_EXTRAS = 200  # columns; a broken file must not make one for each line
 
 
@@ -95,10 +96,20 @@ class History:
 
     def column(self, name: str) -> Curve:
         """One number of each recorded step (`loss`, `seconds` …); NaN where it is missing."""
-        if name in _STEP_FIELDS:
-            return np.array(self._table).reshape(-1, _WIDTH)[:, _STEP_FIELDS.index(name)].copy()
-        values = self._extras.get(name)
-        return np.array(values) if values is not None else np.full(len(self), np.nan)
+        if name in _STEP_FIELDS and self._table:
+            # Seen in place, since a long run's table is large; only the column is copied.
+            table = np.frombuffer(self._table, dtype=np.float64).reshape(-1, _WIDTH)
+            values = table[:, _STEP_FIELDS.index(name)].copy()
+        else:
+            values = np.array(self._extras.get(name, [math.nan] * len(self)))
+        values[~(np.abs(values) < _BEYOND)] = np.nan
+        return values
+
+    def planned_parts(self, *path: str) -> dict[str, float]:
+        """The named numbers at a path in `plan.json` (bytes or seconds by part), those above 0."""
+        parts = self.planned(*path)
+        numbers = {n: _number(v) for n, v in parts.items()} if isinstance(parts, Mapping) else {}
+        return {name: value for name, value in numbers.items() if 0 < value < math.inf}
 
     def reports(self, start: int = 0) -> Iterator[StepReport]:
         """The recorded steps from index `start` on, as training reported them."""
@@ -155,6 +166,10 @@ class History:
     def started(self) -> float:
         """When the run began (Unix seconds); NaN when it did not."""
         return self._lives.began[0] if self._lives.began else math.nan
+
+    def seconds_until(self, event: Mapping[str, Any]) -> float:
+        """When an event was, in seconds since the run began; NaN when it does not say."""
+        return _number(event.get("time")) - self.started
 
     @property
     def heard(self) -> float:
@@ -228,7 +243,7 @@ class History:
         when = _number(record.get("time"))
         if record.get("kind") == "step":
             if not self._lives.began:
-                self._lives.begin(when - max(_number(record.get("seconds")), 0.0))
+                self._lives.begin(when - max(0.0, _number(record.get("seconds"))))
             self._add_step(step, record)
         elif record.get("kind") == "evaluation":
             self._add_evaluation(int(step), record)
@@ -330,15 +345,10 @@ def _descend(tree: Any, path: Iterable[str]) -> Any:
 
 
 def _number(value: Any) -> float:
-    """A JSON value as a number; NaN for what is none, and for numbers beyond a float."""
-    if type(value) is float:
-        return value
-    if type(value) is not int:
-        return math.nan
-    try:
+    """A JSON value as a number; NaN for what is none, or is beyond anything measured."""
+    if type(value) in (int, float) and -_BEYOND < value < _BEYOND:
         return float(value)
-    except OverflowError:
-        return math.nan
+    return math.nan
 
 
 def _whole(value: float) -> int:

@@ -24,7 +24,7 @@ from danlu.base.facts import Evaluation, StepReport
 from danlu.base.units import format_count, format_duration
 from danlu.monitor.curves import sparkline
 from danlu.monitor.figures import Figures, Reading, cells
-from danlu.monitor.words import UNKNOWN, ascii_text, countdown, shorten, signed, visible
+from danlu.monitor.words import UNKNOWN, ascii_text, countdown, decimal, shorten, signed, visible
 
 __all__ = ["Display", "LiveDisplay", "PlainDisplay", "encodable", "open_display", "panel"]
 
@@ -452,11 +452,11 @@ def _bar(share: float, width: int, *, ascii_only: bool) -> Text:
 
 def _evaluation_line(evaluation: Evaluation, reading: Reading) -> Text:
     line = Text(f"  step {evaluation.step:<7,}", style="dim")
-    line.append(f" validation {evaluation.bits_per_byte:.3f} bits/byte", style="not dim bold")
+    line.append(f" validation {decimal(evaluation.bits_per_byte)} bits/byte", style="not dim bold")
     if math.isfinite(reading.change):
         better = reading.change < 0
         line.append(f" {signed(reading.change)}", style="not dim green" if better else "not dim")
-    return line.append(f"  loss {evaluation.loss:.3f}  training {reading.loss:.3f}")
+    return line.append(f"  loss {decimal(evaluation.loss)}  training {decimal(reading.loss)}")
 
 
 def _step_line(reading: Reading, elapsed_seconds: float) -> str:

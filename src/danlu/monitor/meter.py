@@ -55,8 +55,7 @@ class Meter:
         """
         numbers = torch.stack([self._losses[-1].float(), gradient_norm.float()]).double()
         values = torch.tensor([float(numbers[0]), float(stop)], dtype=torch.float64)
-        if self._comm.world > 1:
-            values = self._comm.sum(values.to(self._device.torch)).cpu()
+        values = self._comm.sum(values)
         self._device.synchronize()
         seconds = time.perf_counter() - self._began
         rate = self._tokens / seconds

@@ -21,14 +21,16 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from danlu.base.errors import UserError
 from danlu.base.files import atomic_write
 from danlu.base.units import format_bytes, format_count, format_duration
 from danlu.monitor.charts import HOURS_FROM_SECONDS, chart_groups
 from danlu.monitor.history import History, Sample, read_history
-from danlu.monitor.summary import Predicted, RunSummary, device_facts, summarise, summary_of
+from danlu.monitor.summary import Predicted, RunSummary, summarise, summary_of
 from danlu.monitor.words import (
     UNKNOWN,
     countdown,
+    decimal,
     describe_event,
     shorten,
     signed,
@@ -49,13 +51,20 @@ def write_report(run_folder: str | Path) -> Path:
     Takes runs as they are: going on, interrupted, resumed, without evaluations, without a step.
 
     Raises:
-        UserError: there is no run in `run_folder`.
+        UserError: there is no run in `run_folder`, or the page cannot be written there.
     """
     history = read_history(run_folder)
     page = render(history, made_at=datetime.now(UTC).astimezone())
     path = history.folder / "report.html"
-    with atomic_write(path) as file:
-        file.write(page)
+    try:
+        with atomic_write(path) as file:
+            file.write(page)
+    except OSError as error:
+        raise UserError(
+            str(path),
+            f"the report cannot be written ({error.strerror}).",
+            "Make room or copy the run's folder, then: danlu report FOLDER",
+        ) from error
     return path
 
 
@@ -131,9 +140,8 @@ def _tiles(history: History, summary: RunSummary) -> list[_Tile]:
     if summary.best_bits_per_byte < summary.bits_per_byte:
         best = f", best {decimal(summary.best_bits_per_byte)} at step {summary.best_step:,}"
     starts = sum(e.get("kind") == "resume" for e in history.events) + 1
-    tokens = _split(format_count(summary.tokens))
     of = f" of {summary.total_steps:,}" if summary.total_steps else ""
-    share, _, sign = _figure(summary.mfu * 100, ".1f"), "", "%"
+    share = f"{summary.mfu * 100:.1f}" if math.isfinite(summary.mfu) else UNKNOWN
     tiles = [
         _Tile(
             "Validation", decimal(summary.bits_per_byte), "bits/byte",
@@ -147,9 +155,9 @@ def _tiles(history: History, summary: RunSummary) -> list[_Tile]:
             "Throughput", *_split_rate(summary.tokens_per_second),
             f"median; {step_time(summary.step_seconds)} a step",
         ),
-        _Tile("MFU", share, sign, f"of {summary.peak_text}" if summary.peak_text else ""),
+        _Tile("MFU", share, "%", f"of {summary.peak_text}" if summary.peak_text else ""),
         _Tile("Peak memory", *_split_bytes(summary.memory_bytes), _memory_share(history, summary)),
-        _Tile("Tokens seen", *tokens, f"{summary.step:,}{of} steps"),
+        _Tile("Tokens seen", *_split(format_count(summary.tokens)), f"{summary.step:,}{of} steps"),
         _Tile(
             "Wall time", format_duration(summary.wall_seconds), "",
             f"in {starts} starts" if starts > 1 else "",
@@ -159,14 +167,10 @@ def _tiles(history: History, summary: RunSummary) -> list[_Tile]:
 
 
 def _memory_share(history: History, summary: RunSummary) -> str:
-    there = device_facts(history).get("memory_bytes")
-    if not isinstance(there, int | float) or not there > 0:
+    there = history.planned_number("cluster", "device", "memory_bytes")
+    if not (there > 0 and math.isfinite(summary.memory_bytes)):
         return ""
     return f"{summary.memory_bytes / there:.0%} of {format_bytes(there)}"
-
-
-def _figure(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else UNKNOWN
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -206,10 +210,7 @@ def _parts(history: History) -> list[dict[str, Any]]:
         ("seconds", "Where a step's time goes, predicted", step_time),
         ("memory", "Where memory goes, predicted", format_bytes),
     ):
-        parts = history.planned("predicted", key)
-        names = parts if isinstance(parts, dict) else {}
-        numbers = {n: history.planned_number("predicted", key, n) for n in names}
-        known = {n: v for n, v in numbers.items() if math.isfinite(v) and v > 0}
+        known = history.planned_parts("predicted", key)
         total, most = sum(known.values()), max(known.values(), default=1.0)
         rows = [
             {"name": n, "text": text(v), "share": f"{v / total:.0%}", "width": f"{v / most:.2%}"}
@@ -267,7 +268,7 @@ def _events(history: History) -> dict[str, Any]:
     shown = events if not left_out else events[:50] + events[-(_MOST_EVENTS - 50) :]
     rows = [
         {
-            "when": _since(event.get("time"), history.started),
+            "when": _since(history.seconds_until(event)),
             "kind": shorten(str(event.get("kind") or "?"), 24),
             "step": f"{step:,}" if isinstance(step := event.get("step"), int) else "",
             "text": describe_event(event),
@@ -281,10 +282,8 @@ def _events(history: History) -> dict[str, Any]:
 _EVENT_MOODS = {"warning": "bad", "nan": "bad", "sink_failed": "bad", "stop": "calm"}
 
 
-def _since(when: object, start: float) -> str:
-    if not isinstance(when, int | float) or not math.isfinite(float(when) - start):
-        return ""
-    return "+" + countdown(max(float(when) - start, 0.0))
+def _since(seconds: float) -> str:
+    return f"+{countdown(max(seconds, 0.0))}" if math.isfinite(seconds) else ""
 
 
 def _config(history: History) -> Markup:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from danlu.monitor.words import UNKNOWN, decimal, percent, rate, shorten, step_t
 __all__ = [
     "Predicted",
     "RunSummary",
-    "device_facts",
     "device_text",
     "model_text",
     "summarise",
@@ -109,23 +107,22 @@ class RunSummary:
 
     def summary(self) -> str:
         """The run in about ten aligned lines."""
-        rows = [
-            ("run", f"{self.name}: {self.status_text}"),
-            ("because", self.message),
-            ("model", self.model),
-            ("device", self.device),
-            ("training", self._training()),
-            ("loss", self._loss()),
-            ("validation", self._validation()),
-            ("speed", self._speed()),
-            ("MFU", self.mfu_text),
-            ("memory", self._memory()),
-            (
-                "sample",
-                shorten(f"{self.sample.prompt}{self.sample.text}", 72) if self.sample else "",
-            ),
-        ]
-        return "\n".join(f"  {label:<10}  {shorten(text, 200)}" for label, text in rows if text)
+        sample = f"{self.sample.prompt}{self.sample.text}" if self.sample else ""
+        rows = {
+            "run": f"{self.name}: {self.status_text}",
+            "because": self.message,
+            "model": self.model,
+            "device": self.device,
+            "training": self._training(),
+            "loss": self._loss(),
+            "validation": self._validation(),
+            "speed": self._speed(),
+            "MFU": self.mfu_text,
+            "memory": self._memory(),
+            "sample": shorten(sample, 72),
+        }
+        lines = [f"  {label:<10}  {shorten(text, 200)}" for label, text in rows.items() if text]
+        return "\n".join(lines)
 
     @property
     def status_text(self) -> str:
@@ -196,7 +193,6 @@ def summarise(run_folder: str | Path) -> RunSummary:
 def summary_of(history: History) -> RunSummary:
     """Sums up what has been read of a run."""
     status = history.status()
-    device = device_facts(history)
     speed = _Speed.of(history)
     return RunSummary(
         name=history.name,
@@ -216,7 +212,7 @@ def summary_of(history: History) -> RunSummary:
         comparison=_comparison(history, speed),
         sample=history.samples[-1] if history.samples else None,
         **_learning(history),
-        **_peak(history, device),
+        **_peak(history),
     )
 
 
@@ -269,70 +265,65 @@ def _learning(history: History) -> dict[str, Any]:
 
 
 def _comparison(history: History, speed: _Speed) -> tuple[Predicted, ...]:
-    memory = history.planned("predicted", "memory")
-    parts = [history.planned_number("predicted", "memory", part) for part in memory or ()]
+    memory = history.planned_parts("predicted", "memory").values()
     step = history.planned_number("predicted", "step_seconds")
     throughput = history.planned_number("predicted", "tokens_per_second")
     rows = (
         Predicted("step time", "seconds", step, speed.step_seconds),
         Predicted("throughput", "tokens/s", throughput, speed.tokens_per_second),
         Predicted("MFU", "share", history.planned_number("predicted", "mfu"), speed.mfu),
-        Predicted("memory", "bytes", sum(parts) if parts else math.nan, speed.memory_bytes),
+        Predicted("memory", "bytes", sum(memory) if memory else math.nan, speed.memory_bytes),
     )
     return tuple(r for r in rows if math.isfinite(r.predicted) or math.isfinite(r.measured))
 
 
-def _peak(history: History, device: Mapping[str, Any]) -> dict[str, Any]:
-    peaks, wanted = device.get("peak_flops"), history.planned("format")
-    peak = peaks.get(wanted) if isinstance(peaks, Mapping) and isinstance(wanted, str) else None
-    if not isinstance(peak, int | float):
+def _peak(history: History) -> dict[str, Any]:
+    wanted = str(history.planned("format"))
+    peak = history.planned_parts("cluster", "device", "peak_flops").get(wanted)
+    if peak is None:
         return {"peak_flops": math.nan, "peak_format": "", "peak_source": ""}
     return {
-        "peak_flops": float(peak) * _peak_devices(history, device),
-        "peak_format": str(wanted),
-        "peak_source": str(device.get("source") or ""),
+        "peak_flops": peak * _peak_devices(history),
+        "peak_format": wanted,
+        "peak_source": str(history.planned("cluster", "device", "source") or ""),
     }
 
 
-def _peak_devices(history: History, device: Mapping[str, Any]) -> int:
+def _peak_devices(history: History) -> int:
     """Devices that share the work: the copies of the model; ranks of one CPU share that."""
-    on_cpu = device.get("kind") == "cpu"
+    on_cpu = history.planned("cluster", "device", "kind") == "cpu"
     path = ("cluster", "nodes") if on_cpu else ("data_parallel",)
     return _whole(history.planned_number(*path)) or 1
 
 
-def device_facts(history: History) -> Mapping[str, Any]:
-    """The plan's device as a mapping; empty when the plan does not say."""
-    device = history.planned("cluster", "device") or history.planned("device")
-    return device if isinstance(device, Mapping) else {}
-
-
 def model_text(history: History) -> str:
     """The model in one line: preset, parameters, shape."""
-    number = {
-        key: _whole(history.planned_number("model", key))
-        for key in ("layers", "hidden_size", "sequence_length", "vocab_size")
-    }
     parameters = history.planned_number("parameters")
-    words = [str(history.config("model.preset") or "")]
-    words.append(f"{format_count(parameters)} parameters" if math.isfinite(parameters) else "")
-    if number["layers"] and number["hidden_size"]:
-        words.append(f"{number['layers']} layers of {number['hidden_size']:,}")
-    words.append(f"sequences of {number['sequence_length']:,}" if number["sequence_length"] else "")
-    words.append(f"vocabulary {number['vocab_size']:,}" if number["vocab_size"] else "")
+    words = [
+        str(history.config("model.preset") or ""),
+        f"{format_count(parameters)} parameters" if math.isfinite(parameters) else "",
+        _shape(history, "layers", "{:,} layers") + _shape(history, "hidden_size", " of {:,}"),
+        _shape(history, "sequence_length", "sequences of {:,}"),
+        _shape(history, "vocab_size", "vocabulary {:,}"),
+    ]
     return ", ".join(word for word in words if word)
+
+
+def _shape(history: History, key: str, words: str) -> str:
+    value = _whole(history.planned_number("model", key))
+    return words.format(value) if value else ""
 
 
 def device_text(history: History) -> str:
     """The device in one line: name, threads or copies, number format, kernels."""
-    device = device_facts(history)
+    kind = history.planned("cluster", "device", "kind")
     named = [e.get("device") for e in history.events if e.get("kind") == "start"]
-    name = str(device.get("name") or (named[-1] if named and named[-1] else ""))
+    name = history.planned("cluster", "device", "name") or (named[-1] if named else None) or ""
     copies = _whole(history.planned_number("data_parallel")) or 1
-    words = [f"{copies} x {name}" if copies > 1 and device.get("kind") == "cuda" else name]
-    if device.get("kind") == "cpu" and (threads := _whole(history.planned_number("threads"))):
+    words = [f"{copies} x {name}" if copies > 1 and kind == "cuda" else str(name)]
+    if kind == "cpu" and (threads := _whole(history.planned_number("threads"))):
         words.append(f"{threads} threads")
-    if copies > 1 and device.get("kind") == "cpu":
+    if kind == "cpu" and copies > 1:
         words.append(f"{copies} processes")
     words += [str(history.planned(key) or "") for key in ("format", "backend")]
     return ", ".join(word for word in words if word)

@@ -9,14 +9,16 @@ from danlu.base.units import format_count, format_duration
 
 __all__ = [
     "UNKNOWN",
-    "ascii_text", "decimal",
+    "ascii_text",
     "countdown",
+    "decimal",
     "describe_event",
     "percent",
     "rate",
     "shorten",
     "signed",
     "small",
+    "step_time",
     "visible",
 ]
 
@@ -62,7 +64,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share (0.412) as "41.2%"; "–" when it is not known."""
+    """A share (0.412) as "41.2%"; a dash when it is not known."""
     return UNKNOWN if share is None or not math.isfinite(share) else f"{share * 100:.{digits}f}%"
 
 
@@ -73,7 +75,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def decimal(value: float) -> str:
-    """A loss or bits a byte as "2.547"; "–" when it is not known."""  # noqa: RUF002
+    """A loss or bits a byte as "2.547"; a dash when it is not known."""
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"
@@ -104,7 +106,7 @@ def step_time(seconds: float) -> str:
 
 
 def rate(tokens_per_second: float) -> str:
-    """A throughput as "12.4 k tokens/s"; "–" when it is not known."""
+    """A throughput as "12.4 k tokens/s"; a dash when it is not known."""
     if not math.isfinite(tokens_per_second):
         return UNKNOWN
     return f"{format_count(tokens_per_second)} tokens/s"
@@ -127,7 +129,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         words.append(f"{rest.pop('prompt', '')}{rest.pop('text', '')}")
     elif kind in ("stop", "nan", "sink_failed"):
         words += [str(rest.pop(k)) for k in ("sink", "reason", "message") if rest.get(k)]
-    if isinstance(seconds := rest.get("seconds"), int | float) and seconds >= 0:
+    if isinstance(seconds := rest.get("seconds"), int | float) and 0 <= seconds < 1e9:
         rest["seconds"] = format_duration(seconds)
         rest = {("in" if k == "seconds" else k): v for k, v in rest.items()}
     words += [f"{key} {value}" for key, value in rest.items() if value not in (None, "")]

@@ -22,23 +22,21 @@ from danlu.optim.schedules._base import SCHEDULES, Schedule
 from danlu.planner.plan import Plan
 from danlu.precision.formats._base import FORMATS
 
-__all__ = ["Parts", "build", "build_model"]
+__all__ = ["Learner", "build", "build_loader", "build_model", "document_end"]
 
 
-@dataclass
-class Parts:
-    """What the loop works with.
+@dataclass(frozen=True)
+class Learner:
+    """What learns: a model on its device, with its update rule.
 
     Attributes:
         plan: the numbers.
         comm: all ranks.
         device: what this rank computes on.
         model: the transformer itself.
-        forward: what the loop calls: the model, or the model with its gradients averaged over
-            ranks. optimizer, schedule: the update rule and its learning rate.
-        loader: batches of this rank.
-        corpus: the prepared text.
-        document_end: the end-of-document token where attention keeps inside documents.
+        forward: what the loop calls: the model, or the model that averages gradients over ranks.
+        optimizer, schedule: the update rule and its learning rate.
+        clip: largest global gradient norm, or None.
     """
 
     plan: Plan
@@ -48,9 +46,7 @@ class Parts:
     forward: nn.Module
     optimizer: torch.optim.AdamW
     schedule: Schedule
-    loader: Loader
-    corpus: Corpus
-    document_end: int | None
+    clip: float | None
 
     def without_averaging(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, backward passes add to this rank's gradients alone (all but a step's last)."""
@@ -59,27 +55,16 @@ class Parts:
         return contextlib.nullcontext()
 
 
-def build(
-    config: RunConfig,
-    plan: Plan,
-    corpus: Corpus,
-    comm: Comm,
-    *,
-    position: int = 0,
-    note: Callable[[str], None],
-) -> Parts:
-    """Builds every part of a run; the model has its first weights.
+def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], None]) -> Learner:
+    """Builds what learns, in one fixed order; the model has its first weights.
 
     Args:
         config: for what the plan does not decide (optimizer constants, seed).
         plan: the numbers.
-        corpus: the prepared text.
         comm: all ranks.
-        position: samples that the run has already read.
         note: told what a person should know (a kernel that falls back).
     """
     kind = plan.cluster.device.kind
-    end = corpus.tokenizer.end if config.data_pipeline.attention_within_documents else None
     device = open_device(kind, threads=plan.threads, index=comm.local_rank)
     ops = choose_ops(plan.cluster.device, note) if plan.backend == "native" else torch_ops()
     model = build_model(plan, ops, device.torch)
@@ -87,7 +72,7 @@ def build(
     if plan.compile:
         for block in model.layers:
             block.compile(dynamic=False)
-    return Parts(
+    return Learner(
         plan=plan,
         comm=comm,
         device=device,
@@ -95,9 +80,7 @@ def build(
         forward=_averaged(model, config, comm, device),
         optimizer=build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate),
         schedule=_schedule(config, plan),
-        document_end=end,
-        loader=_loader(config, plan, corpus, comm, position, end),
-        corpus=corpus,
+        clip=config.optimizer.gradient_clip,
     )
 
 
@@ -138,9 +121,15 @@ def _schedule(config: RunConfig, plan: Plan) -> Schedule:
     )
 
 
-def _loader(
-    config: RunConfig, plan: Plan, corpus: Corpus, comm: Comm, position: int, end: int | None
+def document_end(config: RunConfig, corpus: Corpus) -> int | None:
+    """The end-of-document token where attention keeps inside documents, else None."""
+    return corpus.tokenizer.end if config.data_pipeline.attention_within_documents else None
+
+
+def build_loader(
+    config: RunConfig, plan: Plan, corpus: Corpus, comm: Comm, *, position: int = 0
 ) -> Loader:
+    """This rank's batches, from the sample at `position` on."""
     stream = corpus.stream("train")
     length = plan.model.sequence_length
     return Loader(
@@ -153,5 +142,5 @@ def _loader(
         world=comm.world,
         position=position,
         prefetch=config.data_pipeline.prefetch,
-        document_starts=end,
+        document_starts=document_end(config, corpus),
     )

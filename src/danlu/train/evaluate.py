@@ -6,40 +6,41 @@ import time
 import torch
 
 from danlu.base.facts import Evaluation
+from danlu.data.corpus import Corpus
 from danlu.data.loader import evaluation_windows
-from danlu.train.build import Parts
+from danlu.train.build import Learner
 
 __all__ = ["evaluate"]
 
 
 @torch.no_grad()
-def evaluate(parts: Parts, step: int, tokens: int) -> Evaluation | None:
+def evaluate(
+    learner: Learner, corpus: Corpus, step: int, tokens: int, *, document_end: int | None
+) -> Evaluation | None:
     """The model's loss on the first `tokens` held-out tokens, over all ranks.
 
     Bits a byte = sum of losses / ln 2 / UTF-8 bytes of the predicted tokens. None where nothing is
     held out.
     """
     began = time.perf_counter()
-    device = parts.device.torch
-    lengths = torch.from_numpy(parts.corpus.tokenizer.byte_lengths())
+    device = learner.device.torch
+    lengths = torch.from_numpy(corpus.tokenizer.byte_lengths())
     sums = torch.zeros(3, dtype=torch.float64)
     windows = evaluation_windows(
-        parts.corpus.stream("validation"),
-        sequence_length=parts.plan.model.sequence_length,
-        micro_batch=parts.plan.micro_batch,
+        corpus.stream("validation"),
+        sequence_length=learner.plan.model.sequence_length,
+        micro_batch=learner.plan.micro_batch,
         tokens=tokens,
-        rank=parts.comm.rank,
-        world=parts.comm.world,
-        document_starts=parts.document_end,
+        rank=learner.comm.rank,
+        world=learner.comm.world,
+        document_starts=document_end,
     )
     for batch in windows:
         starts = None if batch.starts_bt is None else batch.starts_bt.to(device)
-        loss = parts.model(batch.ids_bt.to(device), batch.targets_bt.to(device), starts, 1.0)
+        loss = learner.model(batch.ids_bt.to(device), batch.targets_bt.to(device), starts, 1.0)
         seen = lengths[batch.targets_bt].sum()
         sums += torch.tensor([float(loss), float(batch.targets_bt.numel()), float(seen)])
-    if parts.comm.world > 1:
-        sums = parts.comm.sum(sums.to(device)).cpu()
-    nats, count, text_bytes = sums.tolist()
+    nats, count, text_bytes = learner.comm.sum(sums).tolist()
     if not count:
         return None
     return Evaluation(

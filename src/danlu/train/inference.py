@@ -41,7 +41,7 @@ def load_model(path: str | Path, *, device: str = "auto") -> LoadedModel:
     """
     folder = RunFolder.existing(path)
     plan = Plan.load(folder.plan)
-    store = CheckpointStore(folder.checkpoints, Comm(0, 1, 0), keep=1, warn=lambda text: None)
+    store = CheckpointStore(folder.checkpoints, Comm(), keep=1, warn=lambda text: None)
     newest = store.newest()
     if newest is None:
         raise CheckpointError(

@@ -31,9 +31,7 @@ def _tokenizer_size(config: TokenizerConfig) -> int:
         return _RAW_BYTES_AND_END
     if config.type == "bpe":
         return config.vocab_size
-    from danlu.data.prepare import (
-        _given_tokenizer as configured_tokenizer,  # heavy: only where a file must be read
-    )
+    from danlu.data.tokenizer import configured_tokenizer  # heavy: only where a file must be read
 
     return configured_tokenizer(config).size
 

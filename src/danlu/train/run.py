@@ -18,11 +18,11 @@ from danlu.checkpoint.state import CheckpointFacts
 from danlu.config.load import expand_path, require_available
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
-from danlu.data.loader import training_order
+from danlu.data.loader import Loader, training_order
 from danlu.data.prepare import prepare
 from danlu.hardware.cluster import local_cluster
-from danlu.hardware.comm import Comm, join_ranks, launched_world
-from danlu.hardware.device import probe
+from danlu.hardware.comm import Comm, join_ranks, launched_nodes, launched_world
+from danlu.hardware.device import device_kind, probe
 from danlu.models.generate import Sampling, generate
 from danlu.monitor.live import Display, open_display
 from danlu.monitor.meter import Meter
@@ -32,7 +32,7 @@ from danlu.monitor.sinks._base import SINKS
 from danlu.monitor.summary import RunSummary, summarise
 from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
-from danlu.train.build import Parts, build
+from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
 from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
@@ -79,9 +79,7 @@ class Run:
         """
         with self._display, StopRequest() as stop:
             try:
-                newest = self._store.newest()
-                parts = self._build(newest)
-                first = self._restore(parts, newest)
+                learner, first, position = self._build()
             except UserError:
                 self.folder.discard()
                 raise
@@ -89,46 +87,42 @@ class Run:
                 self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
                 return "done"
             self._announce(first)
+            loader = build_loader(self.config, self.plan, self.corpus, self.comm, position=position)
             with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
-                ended = self._train(parts, stop, recorder, first)
+                ended = self._train(learner, loader, stop, recorder, first)
             if ended.reason != "nan":
-                self._save(parts, ended.step)
-            self._close(parts, ended)
+                self._save(learner, loader, ended.step)
+            loader.close()
+            self._close(ended)
         return ended.reason
 
     def report(self) -> RunSummary:
         """What the run has reached so far, from its files."""
         return summarise(self.folder.path)
 
-    def _build(self, newest: Path | None) -> Parts:
+    def _build(self) -> tuple[Learner, int, int]:
+        """What learns, the steps it has done, and the samples it has read."""
         self._display.phase("building the model and its kernels", 0, None)
-        position = 0
-        if newest is not None:
-            facts = read_facts(newest)
-            self._check_fit(newest, facts)
-            position = facts.data["position"]
-        return build(
-            self.config, self.plan, self.corpus, self.comm, position=position, note=self._note
-        )
+        learner = build(self.config, self.plan, self.comm, note=self._note)
+        newest = self._store.newest()
+        if newest is None:
+            if self.config.checkpoint.start_from is not None:
+                self._start_from(learner, self.config.checkpoint.start_from)
+            return learner, 0, 0
+        facts = read_facts(newest)
+        self._check_fit(newest, facts)
+        self._store.load(newest, learner.model, learner.optimizer)
+        self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
+        self._note(f"Goes on after step {facts.step} ({newest.name}).")
+        return learner, facts.step, facts.data["position"]
 
-    def _restore(self, parts: Parts, newest: Path | None) -> int:
-        """Steps already done: from the run's newest checkpoint, or weights from another run."""
-        if newest is not None:
-            facts = self._store.load(newest, parts.model, parts.optimizer)
-            self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
-            self._note(f"Goes on after step {facts.step} ({newest.name}).")
-            return facts.step
-        if self.config.checkpoint.start_from is not None:
-            self._start_from(parts, self.config.checkpoint.start_from)
-        return 0
-
-    def _start_from(self, parts: Parts, text: str) -> None:
+    def _start_from(self, learner: Learner, text: str) -> None:
         path = expand_path(text, "checkpoint.start_from")
         if (path / "checkpoints").is_dir():
             others = CheckpointStore(path / "checkpoints", self.comm, keep=1, warn=self._warn)
             path = others.newest() or path
         self._check_model(path, read_facts(path))
-        self._store.load(path, parts.model, None)
+        self._store.load(path, learner.model, None)
         self._note(f"Starts with the weights of {path}.")
 
     def _check_fit(self, path: Path, facts: CheckpointFacts) -> None:
@@ -149,11 +143,18 @@ class Run:
                     "Use folder=… for a new run, or the model of the checkpoint.",
                 )
 
-    def _train(self, parts: Parts, stop: StopRequest, recorder: Recorder, first: int) -> Ended:
+    def _train(
+        self,
+        learner: Learner,
+        loader: Loader,
+        stop: StopRequest,
+        recorder: Recorder,
+        first: int,
+    ) -> Ended:
         plan = self.plan
         meter = Meter(
             self.comm,
-            parts.device,
+            learner.device,
             flops_per_token=plan.flops_per_token,
             peak_flops=plan.peak_flops,
         )
@@ -166,27 +167,33 @@ class Run:
         def after_step(step: int) -> None:
             last = step == plan.steps
             if last or step % plan.evaluate_every == 0:
-                self._evaluate(parts, step, recorder, last=last)
+                self._evaluate(learner, step, recorder, last=last)
                 meter.resume()
             if not last and step % plan.checkpoint_every == 0:
-                self._save(parts, step)
+                self._save(learner, loader, step)
                 meter.resume()
 
         every = self.config.monitor.log_every
         return train_steps(
-            parts,
+            learner,
+            loader,
             meter,
             stop,
             first=first,
-            clip=self.config.optimizer.gradient_clip,
-            report_every=(1 if parts.device.kind == "cpu" else 10) if every == "auto" else every,
+            report_every=(1 if learner.device.kind == "cpu" else 10) if every == "auto" else every,
             on_report=on_report,
             after_step=after_step,
         )
 
-    def _evaluate(self, parts: Parts, step: int, recorder: Recorder, *, last: bool) -> None:
+    def _evaluate(self, learner: Learner, step: int, recorder: Recorder, *, last: bool) -> None:
         tokens = self.plan.evaluate_tokens * (_LAST_EVALUATION if last else 1)
-        evaluation: Evaluation | None = evaluate(parts, step, tokens)
+        evaluation: Evaluation | None = evaluate(
+            learner,
+            self.corpus,
+            step,
+            tokens,
+            document_end=document_end(self.config, self.corpus),
+        )
         if not self.comm.first:
             return
         if evaluation is not None:
@@ -196,28 +203,28 @@ class Run:
         if prompts and not last:  # one a time: they cost training time
             prompts = (prompts[step // self.plan.evaluate_every % len(prompts)],)
         for prompt in prompts if self.config.monitor.sample_tokens else ():
-            text = self._continue(parts, prompt, step)
+            text = self._continue(learner, prompt, step)
             self._event("sample", step=step, prompt=prompt, text=text)
             self._display.sample(prompt, text)
 
-    def _continue(self, parts: Parts, prompt: str, step: int) -> str:
-        tokenizer = parts.corpus.tokenizer
+    def _continue(self, learner: Learner, prompt: str, step: int) -> str:
+        tokenizer = self.corpus.tokenizer
         ids = [int(i) for i in tokenizer.encode_batch([prompt])[0]]
         tokens = self.config.monitor.sample_tokens
         sampling = Sampling(seed=self.config.train.seed + step)
-        return tokenizer.decode(list(generate(parts.model, ids, tokens, tokenizer.end, sampling)))
+        return tokenizer.decode(list(generate(learner.model, ids, tokens, tokenizer.end, sampling)))
 
-    def _save(self, parts: Parts, step: int) -> None:
+    def _save(self, learner: Learner, loader: Loader, step: int) -> None:
         began = time.perf_counter()
         facts = CheckpointFacts(
             step=step,
-            data=parts.loader.state(),
+            data=loader.state(),
             model=asdict(self.plan.model),
             corpus=self.corpus.fingerprint,
             run=self.folder.identity_hash(),
         )
         try:
-            path = self._store.save(parts.model, parts.optimizer, facts)
+            path = self._store.save(learner.model, learner.optimizer, facts)
         except CheckpointError as error:
             if step == self.plan.steps:
                 raise
@@ -226,8 +233,7 @@ class Run:
         seconds = round(time.perf_counter() - began, 3)
         self._event("checkpoint", step=step, path=path.name, seconds=seconds)
 
-    def _close(self, parts: Parts, ended: Ended) -> None:
-        parts.loader.close()
+    def _close(self, ended: Ended) -> None:
         message = ""
         if ended.reason == "nan":
             message = (
@@ -295,9 +301,7 @@ def open_run(config: RunConfig, *, display: Display | None = None) -> Run:
         UserError: anything that the user can mend; the folder is left as it was.
     """
     require_available(config)
-    device = config.train.device
-    if device == "auto":
-        device = probe().kind
+    device = device_kind(config.train.device)
     comm = join_ranks(device, timeout_seconds=config.launch.timeout)
     if display is None:
         console = Console(highlight=False, quiet=not comm.first)
@@ -350,7 +354,8 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
     before = Plan.load(folder.plan) if known and folder.plan.exists() else None
     display.phase("measuring the device", 0, None)
     probe(config.train.device)
-    plan = plan_run(config, local_cluster(), world=world, before=before)
+    cluster = local_cluster(launched_nodes())
+    plan = plan_run(config, cluster, world=world, before=before)
     corpus = prepare(
         config.data_pipeline,
         watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),

@@ -34,6 +34,12 @@ def text(index: int, words: int = 60) -> str:
     return " ".join(WORDS[(index * 7 + i * i) % len(WORDS)] for i in range(words)) + f" {index}\n"
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here pulls the plug: what the kernel holds is as good as what the disk holds."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
     """A folder of forty small text files."""

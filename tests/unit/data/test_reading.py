@@ -145,6 +145,14 @@ def test_ranges_of_a_large_file_hold_all_of_it_and_end_it_once(tmp_path, size):
         assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_a_range_inside_a_line_without_end_is_not_read_beyond_itself(tmp_path):
+    path = tmp_path / "a"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)  # a terabyte of zeros that takes no space
+    begin, end, _ = _bytes.line_range(path, 1 << 30, (1 << 30) + 4096)
+    assert begin == end
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_compressed_file_is_read_as_what_it_holds(tmp_path, suffix):
     (tmp_path / "a.txt").write_text(POEM)

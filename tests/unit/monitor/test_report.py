@@ -1,8 +1,11 @@
 import base64
+import errno
 import gzip
 import json
 import math
+import random
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -190,6 +193,8 @@ def test_a_loss_that_is_not_finite_is_a_gap_with_a_cross(
         {"metrics.jsonl": '{"kind": "step", "step": 9007199254740000, "loss": 3.0}\n'},
         {"events.jsonl": '{"kind": "start", "time": -1e18}\n{"kind": "stop", "time": 1e18}\n'},
         {"config.yaml": "name: [a, {b: c}]\nmodel: 3\n", "plan.json": '{"predicted": 4}'},
+        {"plan.json": '{"predicted": {"memory": 4, "seconds": "abc"}, "decisions": 1}'},
+        {"plan.json": '{"model": [], "cluster": {"device": 3}, "device": [], "format": {}}'},
         {"plan.json": '{"steps": 1e300, "predicted": {"memory": {"a": 1e300, "b": -1}}}'},
     ],
 )
@@ -199,6 +204,26 @@ def test_hardly_anything_is_enough_for_a_page(tmp_path: Path, files: dict[str, s
     page = page_of(tmp_path)
     assert count(page, "h1") == 1
     assert not re.search(r"\b(nan|inf|None)\b", page.text)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_whose_files_were_damaged_still_has_a_page(make_run: MakeRun, seed: int) -> None:
+    folder, chance = make_run(60, evaluate_every=10, resume_at=30), random.Random(seed)
+    odd = [None, True, -1, 0, 1e308, 10**400, math.nan, math.inf, "", "x", [], {}, {"a": 1}]
+
+    def damage(value: Any) -> Any:
+        if chance.random() < 0.05:
+            return chance.choice(odd)
+        if isinstance(value, dict):
+            return {key: damage(inner) for key, inner in value.items()}
+        return [damage(inner) for inner in value] if isinstance(value, list) else value
+
+    for name in ("metrics.jsonl", "events.jsonl", "plan.json"):
+        lines = (folder / name).read_text().splitlines()
+        broken = [json.dumps(damage(json.loads(line))) for line in lines]
+        broken[chance.randrange(len(broken))] += "}"
+        (folder / name).write_text("\n".join(broken))
+    assert count(page_of(folder), "h1") == 1
 
 
 def test_a_page_without_steps_does_not_carry_plotly(tmp_path: Path) -> None:
@@ -261,9 +286,18 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_report_needs_no_torch() -> None:
-    import subprocess
+def test_a_full_disk_is_one_clear_line(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
+    folder = make_run(20)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="cannot be written .No space left on device"):
+        write_report(folder)
+    assert not list(folder.glob("*.part"))
+
+
+def test_the_report_needs_no_torch() -> None:
     code = (
         "import sys, danlu.monitor.report, danlu.monitor.watch; assert 'torch' not in sys.modules"
     )

@@ -79,29 +79,31 @@ def chunks_between(path: Path, begin: int, end: int) -> Iterator[bytes]:
 def line_range(path: Path, start: int, stop: int | None) -> tuple[int, int, bool]:
     """The bytes [begin, end) of the lines that begin in [start, stop), and whether they are last.
 
-    Ranges that meet cover a file exactly once, whatever the lengths of its lines.
+    Ranges that meet cover a file exactly once, whatever the lengths of its lines. Only a range in
+    which a line begins is read beyond its stop, so a file without line ends is read once, too.
 
     Raises:
         OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        begin = _line_begin(file, start)
-        end = size if stop is None else _line_begin(file, stop)
-    return begin, max(begin, end), end == size
+        begin = _line_begin(file, start, limit=size if stop is None else stop)
+        if stop is None:
+            return begin, size, True
+        end = _line_begin(file, stop, limit=size) if begin < stop else begin
+    return begin, end, end == size
 
 
-def _line_begin(file: IO[bytes], position: int) -> int:
-    """Where the first line that begins at `position` or later begins; the end if there is none."""
+def _line_begin(file: IO[bytes], position: int, *, limit: int) -> int:
+    """Where the first line that begins at `position` or later begins; `limit` if none before it."""
     if position == 0:
         return 0
-    file.seek(position - 1)
-    before = position - 1
-    while chunk := file.read(_CHUNK):
+    before = file.seek(position - 1)
+    while before < limit and (chunk := file.read(min(_CHUNK, limit - before))):
         if (found := chunk.find(b"\n")) >= 0:
             return before + found + 1
         before += len(chunk)
-    return before
+    return limit
 
 
 def lines(pieces: Iterator[bytes], limit: int) -> Iterator[bytes | None]:
