@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from danlu.config._block import Auto, Block, Positive, planned
+from danlu.config._block import Auto, Block, Count, planned
 
 __all__ = ["OptimizerConfig", "ScheduleConfig"]
 
@@ -34,7 +34,7 @@ class ScheduleConfig(Block):
 
     type: str = "cosine"
     """A file of `danlu/optim/schedules`: `constant`, `cosine`, `wsd` (warm-up, stable, decay)."""
-    warmup_steps: Positive | Auto = "auto"
+    warmup_steps: Count | Auto = "auto"
     """Steps of linear rise; `auto` is 2 % of the run, at least 10 and at most 2,000 steps."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
     """Last share of the run in which `wsd` decays."""

@@ -43,8 +43,8 @@ class TrainConfig(Block):
     evaluate_every: Positive | Auto = "auto"
     """Steps between two evaluations on held-out text; `auto` is ten a run."""
     evaluate_tokens: Positive | Auto = "auto"
-    """Held-out tokens of an evaluation (the last one of a run uses four times as many); `auto`
-    spends about 3 % of the run on evaluations."""
+    """Held-out tokens of an evaluation, the same ones each time; `auto` spends about 4 % of the run
+    on evaluations."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from danlu.base.units import format_count
 from danlu.monitor.curves import Curve, thin, trend
 from danlu.monitor.history import History
 
@@ -219,13 +220,22 @@ def _bits_per_byte(history: History, axes: _Axes) -> list[Chart]:
         Chart(
             name="bits-per-byte",
             title="Validation, bits a byte",
-            note="Comparable across tokenizers; lower is better.",
+            note="Comparable across tokenizers; lower is better." + _uneven(history),
             legend=[("validation", OTHER, "dots")],
             traces=[trace],
             y=_range(float(known.min()), float(known.max())),
             tall=True,
         )
     ]
+
+
+def _uneven(history: History) -> str:
+    """A warning where the last evaluation read more text, and other text, than those before."""
+    counts = [e.tokens for e in history.evaluations]
+    if len(counts) < 2 or counts[-1] == counts[-2]:
+        return ""
+    last, before = format_count(counts[-1]), format_count(counts[-2])
+    return f" The last point is over {last} tokens, the one before over {before}."
 
 
 def _steady(history: History, name: str) -> tuple[Curve, str]:

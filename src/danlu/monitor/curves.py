@@ -1,6 +1,5 @@
 """Curves made fit to look at: smoothed, thinned, or drawn with characters."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -120,16 +119,17 @@ class Trail:
         return list(self._points)
 
 
-def _resample(values: Sequence[float], count: int) -> list[float]:
+def _resample(values: Sequence[float] | Curve, count: int) -> list[float]:
     """`count` means of equal stretches; fewer values than that are returned as they are."""
-    finite = [v for v in values if math.isfinite(v)]
-    if len(finite) <= count:
-        return finite
-    edges = [round(i * len(finite) / count) for i in range(count + 1)]
-    return [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    points = np.asarray(values, dtype=np.float64)
+    points = points[np.isfinite(points)]
+    if len(points) > count > 0:
+        edges = np.linspace(0, len(points), count + 1).round().astype(np.intp)
+        points = np.add.reduceat(points, edges[:-1]) / np.diff(edges)
+    return points.tolist()  # type: ignore[no-any-return]
 
 
-def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
+def sparkline(values: Sequence[float] | Curve, width: int, *, ascii_only: bool = False) -> str:
     """A curve one line high and at most `width` characters wide."""
     points = _resample(values, width)
     if not points or width < 1:
@@ -141,7 +141,7 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
 
 
 def line_chart(
-    values: Sequence[float], width: int, height: int, *, from_zero: bool = False
+    values: Sequence[float] | Curve, width: int, height: int, *, from_zero: bool = False
 ) -> list[str]:
     """A curve drawn in braille dots (2 × 4 a character): `height` lines, `width` characters."""
     points = _resample(values, width * 2)

@@ -1,7 +1,9 @@
 """The numbers of a step: kept on the device, added up over ranks once an interval."""
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -36,9 +38,14 @@ class Meter:
         self._data_seconds = 0.0
         self._began = time.perf_counter()
 
-    def resume(self) -> None:
-        """Forgets the time since the last report (evaluations and checkpoints are not steps)."""
-        self._restart()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent inside is nobody's step (evaluations, checkpoints)."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - began
 
     def add(self, loss: Tensor, *, tokens: int, data_seconds: float) -> None:
         """One step's loss (this rank's share of the mean), its tokens, and its wait for data."""

@@ -166,8 +166,8 @@ def _chart(
         return [title, *[Text("  ")] * (1 if ascii_only else height)]
     title.append(f"  {form(float(finite.min()))} … {form(float(finite.max()))}")
     if ascii_only:
-        return [title, Text("  " + sparkline(finite.tolist(), width, ascii_only=True))]
-    drawn = line_chart(finite.tolist(), width, height, from_zero=label != "loss")
+        return [title, Text("  " + sparkline(finite, width, ascii_only=True))]
+    drawn = line_chart(finite, width, height, from_zero=label != "loss")
     return [title, *[Text(f"  {line}", style="cyan", no_wrap=True) for line in drawn]]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from danlu.base.facts import ClusterFacts, LayerCost
+from danlu.base.facts import ClusterFacts, DeviceFacts, LayerCost
 
 __all__ = ["FORMAT_BYTES", "Efficiency", "efficiency", "step_seconds"]
 
@@ -37,21 +37,27 @@ class Efficiency:
 _EFFICIENCY: Mapping[tuple[str, str, bool], Efficiency] = MappingProxyType(
     {
         ("cpu", "native", False): Efficiency(0.92, 0.50, 1.0, 400e-6),
+        ("cpu-amx", "native", False): Efficiency(0.60, 0.17, 1.0, 400e-6),
+        ("cpu-amx", "torch", False): Efficiency(0.55, 0.08, 3.5, 900e-6),
+        ("cpu-amx", "torch", True): Efficiency(0.60, 0.08, 1.8, 300e-6),
         ("cpu", "torch", False): Efficiency(0.90, 0.14, 3.5, 900e-6),
         ("cpu", "torch", True): Efficiency(0.90, 0.14, 1.8, 300e-6),
         ("cuda", "torch", False): Efficiency(0.60, 0.40, 3.5, 600e-6),
         ("cuda", "torch", True): Efficiency(0.65, 0.45, 1.5, 150e-6),
     }
 )
-"""By device kind, backend, and whether torch.compile is used. The GPU rows are taken from published
+"""By device kind, backend, and whether torch.compile is used. CPUs: AVX512-BF16 measured on AMD Zen 4
+(docs/results/plan.md); with AMX products are so fast that feeding them counts (rates of single
+products and attention on an Emerald Rapids, not whole steps). The GPU rows are taken from published
 utilisations (torchtitan: 33-39 % of the H100's peak end to end), not measured by us."""
 
 _OPTIMIZER_BYTES = 4 * (4 + 3)  # read weight, gradient, two moments; write weight and moments
 _GRADIENT_PASSES_BYTES = 4 * 3  # set to zero, norm, clip
 
 
-def efficiency(kind: str, backend: str, *, compiled: bool) -> Efficiency:
-    """The calibrated efficiencies of an implementation."""
+def efficiency(device: DeviceFacts, backend: str, *, compiled: bool) -> Efficiency:
+    """The calibrated efficiencies of an implementation on a kind of device."""
+    kind = "cpu-amx" if "amx_bf16" in device.features else device.kind
     return _EFFICIENCY[kind, backend, compiled]
 
 

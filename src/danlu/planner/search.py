@@ -23,7 +23,7 @@ _MICRO_TOKENS = {"cpu": 4096, "cuda": 65536}
 thousand)."""
 _COMPILE_PAYS_SECONDS = {"cpu": 900.0, "cuda": 300.0}
 _CHECKPOINT_SECONDS = 600.0
-_EVALUATION_SHARE = 0.03
+_EVALUATION_SHARE = 0.04
 
 
 def make_plan(
@@ -125,7 +125,7 @@ class _Draft:
             self.layers,
             self.cluster,
             number_format=self.format,
-            reached=efficiency(self.kind, self.backend, compiled=self.compiled),
+            reached=efficiency(self.cluster.device, self.backend, compiled=self.compiled),
             tokens_per_rank=round(sequences_per_rank * self.shape.sequence_length),
             micro_batches=micro_batches,
             ranks=self.ranks,
@@ -322,11 +322,11 @@ def _choose_intervals(draft: _Draft) -> None:
     )
     wanted = draft.config.train.evaluate_tokens
     total = draft.steps * draft.batch_sequences * draft.shape.sequence_length
-    times = -(-draft.steps // draft.evaluate_every) + 3  # the last one is four times as large
+    times = -(-draft.steps // draft.evaluate_every)
     # A forward pass costs a third of a training pass.
     share = 3 * _EVALUATION_SHARE * total / times
-    draft.evaluate_tokens = max(4096, min(2**20, round(share))) if wanted == "auto" else wanted
-    reason = "3 % of the run for all evaluations" if wanted == "auto" else "configured"
+    draft.evaluate_tokens = max(8192, min(2**20, round(share))) if wanted == "auto" else wanted
+    reason = "4 % of the run for all evaluations" if wanted == "auto" else "configured"
     draft.decide("train.evaluate_tokens", draft.evaluate_tokens, reason)
     every = draft.config.checkpoint.every
     draft.checkpoint_every = (

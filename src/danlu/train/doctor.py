@@ -1,6 +1,5 @@
 """What this machine has, and what danlu will use of it."""
 
-import importlib.metadata
 import platform
 import shutil
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from danlu import __version__
 from danlu.base.facts import DeviceFacts
 from danlu.base.files import danlu_home
 from danlu.base.units import format_bytes, format_rate
@@ -94,7 +94,7 @@ def examine(*, fresh: bool = False) -> Examination:
 
 def _versions() -> dict[str, str]:
     return {
-        "danlu": importlib.metadata.version("danlu"),
+        "danlu": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from danlu.base.errors import CheckpointError, DanluError, UserError
 from danlu.base.events import JsonLines
-from danlu.base.facts import Evaluation, StepReport
+from danlu.base.facts import StepReport
 from danlu.base.files import write_json
 from danlu.base.units import format_bytes, format_count, format_rate
 from danlu.checkpoint.disk import CheckpointStore, read_facts
@@ -40,8 +40,6 @@ from danlu.train.loop import Ended, train_steps
 from danlu.train.planning import plan_run
 
 __all__ = ["Run", "open_run"]
-
-_LAST_EVALUATION = 4  # times the tokens of the others
 
 
 class Run:
@@ -166,12 +164,11 @@ class Run:
 
         def after_step(step: int) -> None:
             last = step == plan.steps
-            if last or step % plan.evaluate_every == 0:
-                self._evaluate(learner, step, recorder, last=last)
-                meter.resume()
-            if not last and step % plan.checkpoint_every == 0:
-                self._save(learner, loader, step)
-                meter.resume()
+            with meter.paused():
+                if last or step % plan.evaluate_every == 0:
+                    self._evaluate(learner, step, recorder, last=last)
+                if not last and step % plan.checkpoint_every == 0:
+                    self._save(learner, loader, step)
 
         every = self.config.monitor.log_every
         return train_steps(
@@ -186,12 +183,11 @@ class Run:
         )
 
     def _evaluate(self, learner: Learner, step: int, recorder: Recorder, *, last: bool) -> None:
-        tokens = self.plan.evaluate_tokens * (_LAST_EVALUATION if last else 1)
-        evaluation: Evaluation | None = evaluate(
+        evaluation = evaluate(
             learner,
             self.corpus,
             step,
-            tokens,
+            self.plan.evaluate_tokens,
             document_end=document_end(self.config, self.corpus),
         )
         if not self.comm.first:
@@ -243,7 +239,10 @@ class Run:
             self._event("nan", step=ended.step + 1, reason=message)
         self._event("stop", step=ended.step, reason=ended.reason, message=message)
         if self.comm.first:
-            write_report(self.folder.path)
+            try:
+                write_report(self.folder.path)
+            except UserError as error:  # the run is done and saved; the report can be made later
+                self._warn(str(error))
             self._display.stop(ended.reason)
         self.comm.wait()
 

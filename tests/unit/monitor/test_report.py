@@ -251,6 +251,17 @@ def test_numbers_of_later_parts_get_a_chart_by_themselves(
     assert "extra-loss_scale" in charts_of(page_of(folder))
 
 
+def test_an_evaluation_over_other_text_is_pointed_out(
+    make_run: MakeRun, append_lines: Append
+) -> None:
+    folder = make_run(80)
+    assert "The last point is over" not in page_of(folder).text
+    last = {"kind": "evaluation", "time": 2e9, "step": 80, "loss": 2.0, "bits_per_byte": 1.0}
+    append_lines(folder / "metrics.jsonl", last | {"tokens": 262_144})
+    words = "The last point is over 262 k tokens, the one before over 65.5 k."
+    assert words in page_of(folder).text
+
+
 def test_the_first_step_does_not_squash_the_speed_charts(make_run: MakeRun) -> None:
     page = page_of(make_run(100, resume_at=None))
     chart = charts_of(page)["step-time"]
