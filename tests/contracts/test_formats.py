@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from danlu.base.facts import DeviceFacts
-from danlu.kernels.dispatch import linear
+from danlu.kernels.ops.linear import Linear
 from danlu.precision.formats._base import FORMATS
 
 
@@ -15,7 +15,7 @@ class TestFormat:
         draw = torch.Generator().manual_seed(0)
         x = torch.randn(64, 96, generator=draw)
         weight = torch.randn(48, 96, generator=draw, requires_grad=True)
-        out = linear(x.to(kind.dtype), (weight,))
+        out = Linear().reference(x.to(kind.dtype), weight)
         exact = x.double() @ weight.detach().double().t()
         assert (out.double() - exact).norm() / exact.norm() < kind.tolerance
         out.float().square().sum().backward()

@@ -1,5 +1,9 @@
 """What every operation promises: its variants equal its reference, values and gradients."""
 
+import ctypes
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +15,7 @@ from danlu.kernels.op import Case, verify
 from danlu.kernels.ops.add_norm import AddNorm
 from danlu.kernels.ops.attention import Attention
 from danlu.kernels.ops.cross_entropy import CrossEntropy, chunked_cross_entropy, torch_rows
+from danlu.kernels.ops.linear import Linear
 from danlu.kernels.ops.swiglu import SwiGLU
 
 OPS = {
@@ -18,6 +23,7 @@ OPS = {
     "attention": Attention(),
     "swiglu": SwiGLU(),
     "cross_entropy": CrossEntropy(),
+    "linear": Linear(),
 }
 DEVICE = cpu_on_paper()
 
@@ -115,6 +121,7 @@ def test_without_a_compiler_the_fallback_is_told(monkeypatch):
     assert len(notes) == 4
     assert all("no C++ compiler" in note for note in notes)
     assert all(variant.startswith("torch") for variant in ops.variants.values())
+    assert ops.variants["linear"] == "torch"
 
 
 def test_a_processor_without_the_instructions_gets_the_fallback():
@@ -152,3 +159,29 @@ def test_a_wrong_kernel_is_not_used(monkeypatch):
     assert ops.variants["swiglu"].startswith("torch (its error is")
     assert ops.variants["attention"] == "native"
     assert "swiglu runs on PyTorch" in notes[0]
+
+
+def test_the_amx_tile_code_equals_the_reference_in_emulation(tmp_path):
+    """On a processor without AMX its instructions are played in C++; see tests/native."""
+    native_variant("attention")
+    path, _ = compiler()
+    library = tmp_path / "attention.so"
+    emulation = ("-DEMULATE_AMX", f"-I{Path(__file__).parents[1] / 'native'}")
+    source = native._OPS / "attention.cpp"
+    command = [path, *native._FLAGS, *emulation, "-o", str(library), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    loaded = ctypes.CDLL(str(library))
+    assert verify(OPS["attention"], OPS["attention"].native(loaded)).passed
+    assert loaded.emulated_products() > 1000
+
+
+def test_the_kernels_compile_for_processors_with_amx(tmp_path):
+    path, _ = compiler()
+    flags = [f if f != "-march=native" else "-march=sapphirerapids" for f in native._FLAGS]
+    done = subprocess.run(
+        [path, *flags, "-S", "-o", "-", str(native._OPS / "attention.cpp")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode and "sapphirerapids" in done.stderr:
+        pytest.skip("this compiler does not know processors with AMX")
+    assert done.stdout.count("tdpbf16ps") > 8

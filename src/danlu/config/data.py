@@ -92,8 +92,11 @@ class QualityConfig(Block):
 class DataConfig(Block):
     """Text in, batches of token windows out."""
 
-    sources: tuple[SourceConfig, ...] = Field((SourceConfig(type="python_stdlib"),), min_length=1)
-    """Where text comes from; the default is the source code of the Python that runs danlu."""
+    sources: tuple[SourceConfig, ...] = Field(
+        (SourceConfig(type="python_stdlib", exclude=("encodings",)),), min_length=1
+    )
+    """Where text comes from; the default is the source code of the Python that runs danlu, without
+    the tables of character sets."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes tokens."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)

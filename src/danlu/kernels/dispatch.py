@@ -3,13 +3,12 @@
 The model calls the five functions of `Ops` and never asks what is behind them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, cat
+from torch import Tensor
 
 from danlu.base.facts import DeviceFacts
 from danlu.kernels.native import BuildError, build
@@ -17,9 +16,18 @@ from danlu.kernels.op import Function, Op, verify
 from danlu.kernels.ops.add_norm import AddNorm
 from danlu.kernels.ops.attention import Attention
 from danlu.kernels.ops.cross_entropy import CrossEntropy, chunked_cross_entropy, torch_rows
+from danlu.kernels.ops.linear import Linear
 from danlu.kernels.ops.swiglu import SwiGLU
 
-__all__ = ["Ops", "choose_ops", "linear", "torch_ops"]
+__all__ = ["Ops", "choose_ops", "torch_ops"]
+
+_OPS: dict[str, type[Op]] = {
+    "linear": Linear,
+    "add_norm": AddNorm,
+    "attention": Attention,
+    "swiglu": SwiGLU,
+    "cross_entropy": CrossEntropy,
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Ops:
     """The operations a transformer is made of.
 
     Attributes:
-        linear: `(x [N, k], weights) -> [N, sum of rows]`; see `linear`.
+        linear: see `ops.linear.Linear`.
         add_norm: see `ops.add_norm.AddNorm`.
         attention: see `ops.attention.Attention`.
         swiglu: see `ops.swiglu.SwiGLU`.
@@ -35,7 +43,7 @@ class Ops:
         variants: op → what runs (`native`, or `torch` with the reason).
     """
 
-    linear: Callable[[Tensor, Iterable[Tensor]], Tensor]
+    linear: Callable[..., Tensor]
     add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, int, int], Tensor]
     swiglu: Callable[[Tensor], Tensor]
@@ -43,25 +51,15 @@ class Ops:
     variants: dict[str, str] = field(default_factory=dict)
 
 
-def linear(x_nk: Tensor, weights: Iterable[Tensor]) -> Tensor:
-    """One product of `x` [N, k] with several fp32 weights [m_i, k] -> [N, sum of m_i].
-
-    The weights are brought into x's format and laid side by side, so that projections that read
-    the same input are one product; their gradients come back in fp32.
-    """
-    parts = [w.to(x_nk.dtype) for w in weights]
-    return F.linear(x_nk, parts[0] if len(parts) == 1 else cat(parts))
-
-
 def torch_ops() -> Ops:
     """PyTorch's own operations: every device, every format, under torch.compile."""
     return Ops(
-        linear=linear,
+        linear=Linear().reference,
         add_norm=AddNorm().reference,
         attention=Attention().reference,
         swiglu=SwiGLU().reference,
         cross_entropy=chunked_cross_entropy(torch_rows),
-        variants=dict.fromkeys(("add_norm", "attention", "swiglu", "cross_entropy"), "torch"),
+        variants=dict.fromkeys(_OPS, "torch"),
     )
 
 
@@ -73,16 +71,11 @@ def choose_ops(device: DeviceFacts, note: Callable[[str], None]) -> Ops:
         note: told, in a sentence, about every variant that is not native and why.
     """
     fallback = torch_ops()
-    ops: dict[str, Op] = {
-        "add_norm": AddNorm(),
-        "attention": Attention(),
-        "swiglu": SwiGLU(),
-        "cross_entropy": CrossEntropy(),
-    }
+    ops = {name: kind() for name, kind in _OPS.items() if kind().wanted(device)}
     with ThreadPoolExecutor() as pool:  # compilers are processes of their own
         built = {name: pool.submit(_native, op, device) for name, op in ops.items()}
     chosen: dict[str, Any] = {}
-    variants: dict[str, str] = {}
+    variants = dict(fallback.variants)
     for name, future in built.items():
         try:
             function = future.result()
@@ -93,9 +86,9 @@ def choose_ops(device: DeviceFacts, note: Callable[[str], None]) -> Ops:
                 )
             chosen[name], variants[name] = function, "native"
         except BuildError as error:
-            chosen[name], variants[name] = getattr(fallback, name), f"torch ({error})"
+            variants[name] = f"torch ({error})"
             note(f"{name} runs on PyTorch instead of the native kernel: {error}.")
-    return Ops(linear=linear, variants=variants, **chosen)
+    return replace(fallback, variants=variants, **chosen)
 
 
 def _native(op: Op, device: DeviceFacts) -> Function:

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from danlu.base.facts import DeviceFacts
+
 __all__ = ["Case", "Op", "Verdict", "pointer", "verify"]
 
 Function = Callable[..., Any]
@@ -44,6 +46,10 @@ class Op(ABC):
     """File of the native variant, beside this class's module; empty where there is none."""
     features: ClassVar[tuple[str, ...]] = ("avx512_bf16",)
     """Instruction sets that the native variant needs."""
+
+    def wanted(self, device: DeviceFacts) -> bool:
+        """Whether the native variant is meant for `device`."""
+        return device.kind == "cpu"
 
     @abstractmethod
     def reference(self, *arguments: Any) -> Any:

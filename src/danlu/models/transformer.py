@@ -94,7 +94,7 @@ class Attention(nn.Module):
     def forward(self, x_nd: Tensor, positions: Positions, cache: AttentionCache | None) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         projections = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
-        qkv = self.ops.linear(x_nd, projections)
+        qkv = self.ops.linear(x_nd, *projections)
         qkv_bthd = qkv.view(positions.batch, -1, self.heads + 2 * self.kv_heads, self.head_size)
         if cache is None:
             out = self.ops.attention(
@@ -107,7 +107,7 @@ class Attention(nn.Module):
             )
         else:
             out = cache.attend(self.index, qkv_bthd, positions)
-        return self.ops.linear(out.reshape(len(x_nd), -1), (self.o_proj.weight,))
+        return self.ops.linear(out.reshape(len(x_nd), -1), self.o_proj.weight)
 
 
 class FeedForward(nn.Module):
@@ -122,8 +122,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_nd: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
-        gate_up = self.ops.linear(x_nd, (self.gate_proj.weight, self.up_proj.weight))
-        return self.ops.linear(self.ops.swiglu(gate_up), (self.down_proj.weight,))
+        gate_up = self.ops.linear(x_nd, self.gate_proj.weight, self.up_proj.weight)
+        return self.ops.linear(self.ops.swiglu(gate_up), self.down_proj.weight)
 
 
 class Block(nn.Module):

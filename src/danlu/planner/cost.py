@@ -46,10 +46,10 @@ _EFFICIENCY: Mapping[tuple[str, str, bool], Efficiency] = MappingProxyType(
         ("cuda", "torch", True): Efficiency(0.65, 0.45, 1.5, 150e-6),
     }
 )
-"""By device kind, backend, and whether torch.compile is used. CPUs: AVX512-BF16 measured on AMD Zen 4
-(docs/results/plan.md); with AMX products are so fast that feeding them counts (rates of single
-products and attention on an Emerald Rapids, not whole steps). The GPU rows are taken from published
-utilisations (torchtitan: 33-39 % of the H100's peak end to end), not measured by us."""
+"""By device kind, backend, and whether torch.compile is used. CPUs: AVX512-BF16 measured on AMD
+Zen 4 (docs/results/plan.md); with AMX products are so fast that feeding them counts (from rates of
+single products and attention on an Emerald Rapids, not of whole steps). The GPU rows are taken from
+published utilisations (torchtitan: 33-39 % of the H100's peak end to end), not measured by us."""
 
 _OPTIMIZER_BYTES = 4 * (4 + 3)  # read weight, gradient, two moments; write weight and moments
 _GRADIENT_PASSES_BYTES = 4 * 3  # set to zero, norm, clip

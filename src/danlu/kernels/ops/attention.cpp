@@ -184,6 +184,7 @@ extern "C" void attention_forward(const bf16 *qkv, const float *cosine, const fl
   float scale = 1.44269504f / sqrtf((float)size);
 #pragma omp parallel if ((int64_t)batch * length * heads * size > WORTH_THREADS)
   {
+    Tiles tiles;
     size_t plane = (size_t)padded * size;
     bf16 *query = (bf16 *)aligned_buffer(plane * 2), *key = (bf16 *)aligned_buffer(plane * 2);
     bf16 *value = (bf16 *)aligned_buffer(plane * 2), *value_t = (bf16 *)aligned_buffer(plane * 2);
@@ -268,6 +269,7 @@ extern "C" void attention_backward(const bf16 *grad, const bf16 *qkv, const bf16
   float scale = 1.f / sqrtf((float)size);
 #pragma omp parallel if ((int64_t)batch * length * heads * size > WORTH_THREADS)
   {
+    Tiles tiles;
     size_t plane = (size_t)padded * size;
     bf16 *query = (bf16 *)aligned_buffer(plane * 2), *key = (bf16 *)aligned_buffer(plane * 2);
     bf16 *value = (bf16 *)aligned_buffer(plane * 2), *dout = (bf16 *)aligned_buffer(plane * 2);

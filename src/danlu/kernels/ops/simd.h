@@ -1,7 +1,8 @@
 // What the native kernels share: bf16 <-> fp32 in registers, exp2, and one small matrix product.
 //
-// Built with -march=native; every kernel needs AVX-512 (F, BW, VL, DQ) and those with matrix products AVX512-BF16. The Python
-// side checks the processor before it builds, and verifies each kernel against its reference before it is used.
+// Built with -march=native; every kernel needs AVX-512 (F, BW, VL, DQ, BF16), and products use AMX
+// where the processor has it. The Python side checks the processor before it builds, and verifies
+// each kernel against its reference before it is used.
 
 #pragma once
 
@@ -128,10 +129,91 @@ static inline void tile_product(int k, const bf16 *a, int a_stride, const uint32
     for (int j = 0; j < N; j++) _mm512_storeu_ps(c + i * c_stride + 16 * j, sum[i][j]);
 }
 
+#if defined(__AMX_BF16__) || defined(EMULATE_AMX)
+#define WITH_AMX 1
+#ifdef EMULATE_AMX
+#include "amx_emulated.h"  // for tests on processors without it
+#else
+#include <sys/syscall.h>
+#include <unistd.h>
+// Linux hands out the tile registers on request; a refusal leaves the vector path.
+static inline bool request_tiles() {
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
+static const bool HAVE_TILES = request_tiles();
+
+// A thread's tile registers, configured while this lives: eight of 16 rows of 64 bytes.
+struct Tiles {
+  Tiles() {
+    if (!HAVE_TILES) return;
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() {
+    if (HAVE_TILES) _tile_release();
+  }
+};
+
+// The product in AMX tiles; m, n and k are multiples of 32. `pairs along k` is AMX's own layout too.
+template <bool ADD>
+static inline void tiles_product(int m, int n, int k, const bf16 *a, int a_stride, const uint32_t *b,
+                                 int b_stride, float *c, int c_stride) {
+  size_t a_bytes = a_stride * sizeof(bf16), b_bytes = b_stride * 4, c_bytes = c_stride * 4;
+  for (int i = 0; i < m; i += 32)
+    for (int j = 0; j < n; j += 32) {
+      float *c0 = c + i * c_stride + j, *c2 = c0 + 16 * c_stride;
+      if (ADD) {
+        _tile_loadd(0, c0, c_bytes);
+        _tile_loadd(1, c0 + 16, c_bytes);
+        _tile_loadd(2, c2, c_bytes);
+        _tile_loadd(3, c2 + 16, c_bytes);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      for (int p = 0; p < k; p += 32) {
+        const bf16 *a0 = a + i * a_stride + p;
+        const uint32_t *b0 = b + p / 2 * b_stride + j;
+        _tile_loadd(4, a0, a_bytes);
+        _tile_loadd(5, a0 + 16 * a_stride, a_bytes);
+        _tile_loadd(6, b0, b_bytes);
+        _tile_loadd(7, b0 + 16, b_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, c0, c_bytes);
+      _tile_stored(1, c0 + 16, c_bytes);
+      _tile_stored(2, c2, c_bytes);
+      _tile_stored(3, c2 + 16, c_bytes);
+    }
+}
+#else
+struct Tiles {
+  ~Tiles() {}  // so that an unused one is no warning
+};
+#endif
+
 // The same for any m that is a multiple of 4 and n that is a multiple of 16.
 template <bool ADD>
 static inline void small_product(int m, int n, int k, const bf16 *a, int a_stride, const uint32_t *b,
                                  int b_stride, float *c, int c_stride) {
+#ifdef WITH_AMX
+  if (HAVE_TILES && (m | n | k) % 32 == 0) {
+    tiles_product<ADD>(m, n, k, a, a_stride, b, b_stride, c, c_stride);
+    return;
+  }
+#endif
   int j = 0;
   for (; j + 64 <= n; j += 64)
     for (int i = 0; i < m; i += 4)
