@@ -6,9 +6,12 @@ a name says otherwise.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Self
 
 __all__ = [
+    "LOSS_PIECE_BYTES",
+    "LOSS_PIECE_ROWS",
     "ClusterFacts",
     "DataFacts",
     "DeviceFacts",
@@ -17,6 +20,11 @@ __all__ = [
     "ModelShape",
     "StepReport",
 ]
+
+LOSS_PIECE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 2**25, "cuda": 2**29})
+"""Logits that exist at once, by kind of device: what the loss computes and the planner counts."""
+LOSS_PIECE_ROWS = 512
+"""Fewest tokens of such a piece, whatever the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

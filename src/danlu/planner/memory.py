@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from danlu.base.facts import LayerCost, ModelShape
+from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
 from danlu.planner.cost import FORMAT_BYTES
 
 __all__ = ["memory_bytes"]
@@ -10,8 +10,6 @@ __all__ = ["memory_bytes"]
 _PROCESS_BYTES = {"cpu": 420 * 2**20, "cuda": 700 * 2**20}
 """Python with PyTorch and its libraries (CPU: resident; GPU: context and libraries on the
 device)."""
-_LOGITS_PIECE = 32 * 2**20
-_LEAST_ROWS = 512
 
 
 def memory_bytes(
@@ -37,7 +35,8 @@ def memory_bytes(
     parameters = sum(layer.parameters for layer in layers)
     kept = 1.0 if backend == "native" else 1.9
     activations = micro_tokens * sum(c.saved_elements for c in layers) * width * kept
-    rows = min(micro_tokens, max(_LEAST_ROWS, _LOGITS_PIECE // (shape.vocab_size * width)))
+    piece = max(LOSS_PIECE_ROWS, LOSS_PIECE_BYTES[kind] // (shape.vocab_size * width))
+    rows = min(micro_tokens, piece)
     head = rows * shape.vocab_size * width * 2 + 6 * shape.vocab_size * shape.hidden_size
     return {
         "weights (fp32)": 4 * parameters,

@@ -73,25 +73,37 @@ class Run:
     def train(self) -> str:
         """Trains to the plan's last step; goes on from the newest whole checkpoint.
 
-        Returns `done`, `interrupted` (Ctrl-C; a checkpoint was written) or `nan`.
+        Returns `done`, `interrupted` (Ctrl-C; a checkpoint was written) or `nan`. Afterwards the
+        ranks have parted and the folder is free.
+
+        Raises:
+            CheckpointError: a checkpoint that does not fit, or a full disk at the end.
         """
-        with self._display, StopRequest() as stop:
-            try:
-                learner, first, position = self._build()
-            except UserError:
-                self.folder.discard()
-                raise
-            if first >= self.plan.steps:
-                self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
-                return "done"
-            self._announce(first)
-            loader = build_loader(self.config, self.plan, self.corpus, self.comm, position=position)
-            with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
-                ended = self._train(learner, loader, stop, recorder, first)
-            if ended.reason != "nan":
-                self._save(learner, loader, ended.step)
-            loader.close()
-            self._close(ended)
+        try:
+            with self._display, StopRequest() as stop:
+                return self._train_from_newest(stop)
+        finally:
+            self._events.close()
+            self.folder.release()
+            self.comm.close()
+
+    def _train_from_newest(self, stop: StopRequest) -> str:
+        try:
+            learner, first, position = self._build()
+        except UserError:
+            self.folder.discard()
+            raise
+        if first >= self.plan.steps:
+            self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
+            return "done"
+        self._announce(first)
+        loader = build_loader(self.config, self.plan, self.corpus, self.comm, position=position)
+        with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
+            ended = self._train(learner, loader, stop, recorder, first)
+        if ended.reason != "nan":
+            self._save(learner, loader, ended.step)
+        loader.close()
+        self._close(ended)
         return ended.reason
 
     def report(self) -> RunSummary:
@@ -168,7 +180,7 @@ class Run:
                 if last or step % plan.evaluate_every == 0:
                     self._evaluate(learner, step, recorder, last=last)
                 if not last and step % plan.checkpoint_every == 0:
-                    self._save(learner, loader, step)
+                    self._try_to_save(learner, loader, step)
 
         every = self.config.monitor.log_every
         return train_steps(
@@ -219,15 +231,16 @@ class Run:
             corpus=self.corpus.fingerprint,
             run=self.folder.identity_hash(),
         )
-        try:
-            path = self._store.save(learner.model, learner.optimizer, facts)
-        except CheckpointError as error:
-            if step == self.plan.steps:
-                raise
-            self._warn(str(error))
-            return
+        path = self._store.save(learner.model, learner.optimizer, facts)
         seconds = round(time.perf_counter() - began, 3)
         self._event("checkpoint", step=step, path=path.name, seconds=seconds)
+
+    def _try_to_save(self, learner: Learner, loader: Loader, step: int) -> None:
+        """A checkpoint on the way; one that cannot be written is a warning, not the run's end."""
+        try:
+            self._save(learner, loader, step)
+        except CheckpointError as error:
+            self._warn(str(error))
 
     def _close(self, ended: Ended) -> None:
         message = ""
@@ -237,6 +250,7 @@ class Run:
                 " stopped before its update. Lower optimizer.learning_rate, or look at the data."
             )
             self._event("nan", step=ended.step + 1, reason=message)
+            self._display.note(f"error: {message}")
         self._event("stop", step=ended.step, reason=ended.reason, message=message)
         if self.comm.first:
             try:

@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS
 from danlu.kernels.op import Case, Function, Op, pointer
 
 __all__ = ["CrossEntropy", "chunked_cross_entropy"]
-
-_PIECE_BYTES = 32 * 2**20
-_LEAST_ROWS = 512
 
 RowLoss = Callable[[Tensor, Tensor, float, bool], Tensor]
 """(logits, targets, scale, gradient) -> losses [n]; `gradient` turns logits into their gradient."""
@@ -83,7 +81,8 @@ def chunked_cross_entropy(rows: RowLoss) -> Function:
         ) -> Tensor:
             head, targets = weight.to(hidden.dtype), targets.contiguous()
             wanted = any(ctx.needs_input_grad[:2])
-            piece = max(_LEAST_ROWS, _PIECE_BYTES // (head.shape[0] * head.element_size()))
+            row_bytes = head.shape[0] * head.element_size()
+            piece = max(LOSS_PIECE_ROWS, LOSS_PIECE_BYTES[hidden.device.type] // row_bytes)
             dhidden = torch.empty_like(hidden) if wanted else None
             dweight: Tensor | None = None
             total = torch.zeros((), dtype=torch.float32, device=hidden.device)
