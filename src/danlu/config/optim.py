@@ -35,7 +35,8 @@ class ScheduleConfig(Block):
     type: str = "cosine"
     """A file of `danlu/optim/schedules`: `constant`, `cosine`, `wsd` (warm-up, stable, decay)."""
     warmup_steps: Count | Auto = "auto"
-    """Steps of linear rise; `auto` is 2 % of the run, at least 10 and at most 2,000 steps."""
+    """Steps of linear rise; `auto` is 100, or 20 % of a short run, or 2 % of a long one, at most
+    2,000."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
     """Last share of the run in which `wsd` decays."""
     final_factor: float = Field(0.1, ge=0, le=1)

@@ -22,13 +22,15 @@ class Efficiency:
     """What an implementation reaches.
 
     Attributes:
-        products: share of the matrix peak in products with weights.
+        products: share of the matrix peak in products with wide weights.
+        half_width: width at which that share is half (short sums do not fill the pipelines).
         attention: share of the matrix peak in attention.
         traffic: factor on the element-wise traffic (1: every operation fused as the native ones).
         overhead_seconds: of Python and dispatch, a layer and micro-batch.
     """
 
     products: float
+    half_width: float
     attention: float
     traffic: float
     overhead_seconds: float
@@ -36,14 +38,14 @@ class Efficiency:
 
 _EFFICIENCY: Mapping[tuple[str, str, bool], Efficiency] = MappingProxyType(
     {
-        ("cpu", "native", False): Efficiency(0.92, 0.50, 1.0, 400e-6),
-        ("cpu-amx", "native", False): Efficiency(0.60, 0.17, 1.0, 400e-6),
-        ("cpu-amx", "torch", False): Efficiency(0.55, 0.08, 3.5, 900e-6),
-        ("cpu-amx", "torch", True): Efficiency(0.60, 0.08, 1.8, 300e-6),
-        ("cpu", "torch", False): Efficiency(0.90, 0.14, 3.5, 900e-6),
-        ("cpu", "torch", True): Efficiency(0.90, 0.14, 1.8, 300e-6),
-        ("cuda", "torch", False): Efficiency(0.60, 0.40, 3.5, 600e-6),
-        ("cuda", "torch", True): Efficiency(0.65, 0.45, 1.5, 150e-6),
+        ("cpu", "native", False): Efficiency(0.96, 24, 0.50, 1.0, 400e-6),
+        ("cpu-amx", "native", False): Efficiency(0.60, 24, 0.17, 1.0, 400e-6),
+        ("cpu-amx", "torch", False): Efficiency(0.55, 24, 0.08, 3.5, 900e-6),
+        ("cpu-amx", "torch", True): Efficiency(0.60, 24, 0.08, 1.8, 300e-6),
+        ("cpu", "torch", False): Efficiency(0.94, 24, 0.14, 3.5, 900e-6),
+        ("cpu", "torch", True): Efficiency(0.94, 24, 0.14, 1.8, 300e-6),
+        ("cuda", "torch", False): Efficiency(0.65, 256, 0.40, 3.5, 600e-6),
+        ("cuda", "torch", True): Efficiency(0.70, 256, 0.45, 1.5, 150e-6),
     }
 )
 """By device kind, backend, and whether torch.compile is used. CPUs: AVX512-BF16 measured on AMD
@@ -65,6 +67,7 @@ def step_seconds(
     layers: Sequence[LayerCost],
     cluster: ClusterFacts,
     *,
+    width: int,
     number_format: str,
     reached: Efficiency,
     tokens_per_rank: int,
@@ -77,6 +80,7 @@ def step_seconds(
     Args:
         layers: costs per token, in order.
         cluster: the machines.
+        width: of the residual stream.
         number_format: of products and activations.
         reached: what the implementation reaches.
         tokens_per_rank: tokens a rank computes in a step.
@@ -92,9 +96,10 @@ def step_seconds(
     attention = 3 * tokens_per_rank * sum(c.attention_flops for c in layers)
     elements = tokens_per_rank * sum(c.traffic_elements for c in layers)
     traffic = elements * FORMAT_BYTES[number_format] * reached.traffic
+    filled = reached.products * width / (width + reached.half_width)
     casts = micro_batches * parameters * (4 + 2 + 2 + 8) if number_format != "fp32" else 0
     return {
-        "matrix products": products / (peak * reached.products),
+        "matrix products": products / (peak * filled),
         "attention": attention / (peak * reached.attention),
         "element-wise": (traffic + casts) / bandwidth,
         "optimizer": parameters * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / bandwidth,

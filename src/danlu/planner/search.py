@@ -124,6 +124,7 @@ class _Draft:
         return step_seconds(
             self.layers,
             self.cluster,
+            width=self.shape.hidden_size,
             number_format=self.format,
             reached=efficiency(self.cluster.device, self.backend, compiled=self.compiled),
             tokens_per_rank=round(sequences_per_rank * self.shape.sequence_length),
@@ -305,8 +306,9 @@ def _choose_optimizer(draft: _Draft) -> None:
         "optimizer.learning_rate", draft.learning_rate, reason if rate == "auto" else "configured"
     )
     if schedule.warmup_steps == "auto":
-        draft.warmup_steps = min(max(10, round(0.02 * draft.steps)), 2000, draft.steps // 2)
-        reason = "2 % of the run, 10 to 2,000 steps"
+        least = min(100, draft.steps // 5)
+        draft.warmup_steps = min(max(least, round(0.02 * draft.steps)), 2000)
+        reason = "100 steps or 20 % of a short run, 2 % of a long one, at most 2,000"
     else:
         draft.warmup_steps, reason = schedule.warmup_steps, "configured"
     draft.decide("schedule.warmup_steps", draft.warmup_steps, reason)
