@@ -163,7 +163,7 @@ def evaluation_windows(
     world: int = 1,
     document_starts: int | None = None,
 ) -> tuple[Batch, ...]:
-    """This rank's share of the first windows of a stream, the same ones every time.
+    """This rank's share of windows spread evenly over a stream, the same ones every time.
 
     Windows are dealt one by one to the ranks, so their numbers differ by at most one, and the last
     batch of a rank may be smaller, or a rank may have none: weight losses by `Batch.tokens`. A
@@ -181,8 +181,9 @@ def evaluation_windows(
     length = min(sequence_length, len(stream) - 1)
     if length < 1:
         return ()
-    count = min(windows(len(stream), length), -(-tokens // length))
-    own = np.arange(rank, count, world)
+    available = windows(len(stream), length)
+    count = min(available, -(-tokens // length))
+    own = np.arange(rank, count, world) * available // count
     return tuple(
         _batch(stream, own[i : i + micro_batch], length, document_starts)
         for i in range(0, len(own), micro_batch)
