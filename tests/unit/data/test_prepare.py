@@ -254,6 +254,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_folder_that_goes_on(config, tmp_pa
     import os, signal
     from danlu.config.data import DataConfig
     from danlu.data.prepare import prepare
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     def watch(step):
         if step.phase == "tokenize" and step.done:
             os.kill(os.getpid(), signal.SIGINT)
