@@ -1,6 +1,6 @@
 """Which variant of each operation runs here: chosen once, when a model is built.
 
-The model calls the five functions of `Ops` and never asks what is behind them.
+The model calls the functions of `Ops` and never asks what is behind them.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from danlu.base.facts import DeviceFacts
@@ -40,6 +41,7 @@ class Ops:
         attention: see `ops.attention.Attention`.
         swiglu: see `ops.swiglu.SwiGLU`.
         cross_entropy: see `ops.cross_entropy.CrossEntropy`.
+        embedding: (ids [N], weight [V, d]) -> [N, d].
         variants: op → what runs (`native`, or `torch` with the reason).
     """
 
@@ -48,6 +50,7 @@ class Ops:
     attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, int, int], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     cross_entropy: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    embedding: Callable[[Tensor, Tensor], Tensor] = F.embedding
     variants: dict[str, str] = field(default_factory=dict)
 
 

@@ -80,9 +80,8 @@ def generate(
         ids = torch.tensor([fresh], device=device)
         tables = rotary_tables(len(fresh), shape.head_size, shape.rope_theta, cache.length)
         positions = Positions(1, tables[0].to(device), tables[1].to(device))
-        hidden = model.hidden(ids, positions, cache)[-1:]
+        logits = model.next_logits(ids, positions, cache).cpu()
         cache.length += len(fresh)
-        logits = F.linear(hidden, model.lm_head.weight.to(hidden.dtype))[0].float().cpu()
         token = _choose(logits, sampling, draw)
         if token == end:
             return

@@ -8,7 +8,7 @@ hands on the residual stream and its last branch unadded, because the addition b
 norm (one pass over memory instead of two).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from danlu.base.facts import ModelShape
 from danlu.kernels.dispatch import Ops
 from danlu.kernels.ops.attention import rotary_tables
 
-__all__ = ["PLACEMENTS", "AttentionCache", "Positions", "Transformer"]
+__all__ = ["DIVIDED", "PLACEMENTS", "AttentionCache", "Positions", "Segment", "Transformer"]
 
 PLACEMENTS: Mapping[str, str] = MappingProxyType(
     {
@@ -37,6 +37,8 @@ PLACEMENTS: Mapping[str, str] = MappingProxyType(
 )
 """How a weight splits over tensor-parallel ranks: by its output rows, its input columns, or the
 vocabulary. What is not named (norms) is whole everywhere."""
+DIVIDED: Mapping[str, tuple[str, ...]] = MappingProxyType({"self_attn": ("heads", "kv_heads")})
+"""Numbers of a module of which each rank has its share, where the module's weights are split."""
 
 
 class Positions(NamedTuple):
@@ -153,55 +155,123 @@ class Block(nn.Module):
         return x_nd, self.mlp(normed)
 
 
-class Transformer(nn.Module):
-    """The whole model, in one number format with fp32 weights.
+class Segment(nn.Module):
+    """Consecutive layers with what stands at their ends: a pipeline stage, or the whole model.
 
-    Args:
-        shape: its numbers.
-        ops: the operations it is made of.
-        dtype: format of activations and matrix products.
+    Attributes:
+        shape, ops, dtype: as for `Transformer`.
+        cosine, sine: rotary tables [T, D / 2] of all positions.
+        embed_tokens: the token embedding, where the first layer is in it; else None.
+        layers: the layers by their number in the whole model, as text.
+        norm, lm_head: the last norm and the head, where the last layer is in it; else None.
     """
 
-    def __init__(self, shape: ModelShape, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: ModelShape, ops: Ops, dtype: torch.dtype, rotary: tuple[Tensor, Tensor]
+    ) -> None:
         super().__init__()
         self.shape, self.ops, self.dtype = shape, ops, dtype
-        self.embed_tokens = Matrix(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Block(shape, ops, i) for i in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
-        self.lm_head = Matrix(shape.vocab_size, shape.hidden_size)
-        if shape.tied_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        cosine, sine = rotary_tables(shape.sequence_length, shape.head_size, shape.rope_theta)
         self.cosine: Tensor
         self.sine: Tensor
-        self.register_buffer("cosine", cosine, persistent=False)
-        self.register_buffer("sine", sine, persistent=False)
+        self.register_buffer("cosine", rotary[0], persistent=False)
+        self.register_buffer("sine", rotary[1], persistent=False)
+        self.embed_tokens: Matrix | None = None
+        self.layers = nn.ModuleDict()
+        self.norm: RMSNorm | None = None
+        self.lm_head: Matrix | None = None
+
+    def forward(
+        self, stream: Tensor, targets_bt: Tensor, starts_bt: Tensor | None, scale: float
+    ) -> Tensor:
+        """The loss of a batch: `scale` times the sum over its targets, in nats (fp32).
+
+        Args:
+            stream: token ids [B, T], or the residual stream [N, hidden] that the segment before
+                has returned.
+            targets_bt: the token after each, int64; a negative one is left out.
+            starts_bt: where each token's document begins, or None.
+            scale: factor on the sum.
+
+        Returns:
+            The loss, or the residual stream [N, hidden] where other layers follow.
+        """
+        batch, length = targets_bt.shape
+        positions = Positions(batch, self.cosine[:length], self.sine[:length], starts_bt)
+        states = self.hidden(stream, positions)
+        if self.lm_head is None:
+            return states
+        return self.ops.cross_entropy(states, self.lm_head.weight, targets_bt.reshape(-1), scale)
+
+    def hidden(
+        self, stream: Tensor, positions: Positions, cache: AttentionCache | None = None
+    ) -> Tensor:
+        """Ids [B, T] or residual stream -> final normed states, or the residual stream after."""
+        x_nd, branch_nd = stream, None
+        if self.embed_tokens is not None:
+            x_nd = self.ops.embedding(stream.reshape(-1), self.embed_tokens.weight).to(self.dtype)
+        for block in self.layers.values():
+            x_nd, branch_nd = block(x_nd, branch_nd, positions, cache)
+        if self.norm is None:
+            return x_nd if branch_nd is None else x_nd + branch_nd
+        _, normed = self.ops.add_norm(x_nd, branch_nd, self.norm.weight, self.norm.epsilon)
+        return normed
+
+
+class Transformer(Segment):
+    """The model, or the part of it that one rank holds, in one number format with fp32 weights.
+
+    Weights have no values before `initialize`.
+
+    Args:
+        shape: the whole model's numbers.
+        ops: the operations it is made of.
+        dtype: format of activations and matrix products.
+        part: numbers of the layers it holds; None: all of them. The embedding comes with the first
+            layer, the head with the last.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        ops: Ops,
+        dtype: torch.dtype,
+        part: Iterable[int] | None = None,
+    ) -> None:
+        rotary = rotary_tables(shape.sequence_length, shape.head_size, shape.rope_theta)
+        super().__init__(shape, ops, dtype, rotary)
+        numbers = list(range(shape.layers) if part is None else part)
+        if 0 in numbers:
+            self.embed_tokens = Matrix(shape.vocab_size, shape.hidden_size)
+        for index in numbers:
+            self.layers[str(index)] = Block(shape, ops, index)
+        if shape.layers - 1 in numbers:
+            self.norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
+            self.lm_head = Matrix(shape.vocab_size, shape.hidden_size)
+        if shape.tied_embeddings and self.lm_head is not None:
+            assert self.embed_tokens is not None, "tied embeddings cannot be cut apart"
+            self.lm_head.weight = self.embed_tokens.weight
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.cosine.device
 
-    def forward(
-        self, ids_bt: Tensor, targets_bt: Tensor, starts_bt: Tensor | None, scale: float
-    ) -> Tensor:
-        """The loss of a batch: `scale` times the sum over its targets, in nats (fp32)."""
-        batch, length = ids_bt.shape
-        positions = Positions(batch, self.cosine[:length], self.sine[:length], starts_bt)
-        hidden = self.hidden(ids_bt, positions)
-        targets_n = targets_bt.reshape(-1)
-        return self.ops.cross_entropy(hidden, self.lm_head.weight, targets_n, scale)
+    def segment(self, numbers: Iterable[int]) -> Segment:
+        """Some of the held layers as a pipeline stage; it shares their weights."""
+        part = Segment(self.shape, self.ops, self.dtype, (self.cosine, self.sine))
+        for index in numbers:
+            part.layers[str(index)] = self.layers[str(index)]
+        if "0" in part.layers:
+            part.embed_tokens = self.embed_tokens
+        if str(self.shape.layers - 1) in part.layers:
+            part.norm, part.lm_head = self.norm, self.lm_head
+        return part
 
-    def hidden(
-        self, ids_bt: Tensor, positions: Positions, cache: AttentionCache | None = None
-    ) -> Tensor:
-        """Token ids [B, T] -> final normed states [B * T, hidden]."""
-        x_nd = F.embedding(ids_bt.reshape(-1), self.embed_tokens.weight).to(self.dtype)
-        branch_nd: Tensor | None = None
-        for block in self.layers:
-            x_nd, branch_nd = block(x_nd, branch_nd, positions, cache)
-        _, normed = self.ops.add_norm(x_nd, branch_nd, self.norm.weight, self.norm.epsilon)
-        return normed
+    def next_logits(self, ids_bt: Tensor, positions: Positions, cache: AttentionCache) -> Tensor:
+        """Logits [V], in fp32, of the token that follows the last of `ids_bt` ([1, T])."""
+        assert self.lm_head is not None, "a part of a model"
+        last = self.hidden(ids_bt, positions, cache)[-1:]
+        return F.linear(last, self.lm_head.weight.to(last.dtype))[0].float()
 
     def for_inference(self) -> "Transformer":
         """The model with its matrices kept in the computing format, for use without training."""

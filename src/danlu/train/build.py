@@ -70,7 +70,7 @@ def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], No
     model = build_model(plan, ops, device.torch)
     model.initialize(_initializer(config.train.seed))
     if plan.compile:
-        for block in model.layers:
+        for block in model.layers.values():
             block.compile(dynamic=False)
     return Learner(
         plan=plan,
