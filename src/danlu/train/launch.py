@@ -5,6 +5,7 @@ there already and the same command joins them. Restarts are not used: a rank tha
 whose newest checkpoint goes on at the next start.
 """
 
+import math
 import os
 import sys
 import uuid
@@ -46,10 +47,17 @@ def train(config: RunConfig) -> str:
 
 
 def _local_ranks(config: RunConfig) -> int:
-    degree = config.data_parallel.degree
-    if degree != "auto":
-        return degree
-    return device_count(config.train.device)
+    """Ranks to start on this machine: what the config fixes, or one a device."""
+    fixed = (
+        config.data_parallel.degree,
+        config.tensor_parallel.degree,
+        config.pipeline_parallel.stages,
+    )
+    product = math.prod(size for size in fixed if size != "auto")
+    if config.data_parallel.degree != "auto" and "auto" not in fixed:
+        return product
+    devices = device_count(config.train.device)
+    return max(product, devices // product * product)
 
 
 def _launch(folder: RunFolder, ranks: int) -> str:

@@ -24,6 +24,7 @@ from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import Comm, join_ranks, launched_nodes, launched_world
 from danlu.hardware.device import device_kind, probe
 from danlu.models.generate import Sampling, generate
+from danlu.models.transformer import Transformer
 from danlu.monitor.live import Display, open_display
 from danlu.monitor.meter import Meter
 from danlu.monitor.recorder import Recorder
@@ -36,10 +37,14 @@ from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
 from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
+from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
 from danlu.train.planning import plan_run
 
 __all__ = ["Run", "open_run"]
+
+_SAMPLED_PARAMETERS = 2e9
+"""A larger model is not read back by one rank only to write a sample."""
 
 
 class Run:
@@ -97,11 +102,12 @@ class Run:
             self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
             return "done"
         self._announce(first)
-        loader = build_loader(self.config, self.plan, self.corpus, self.comm, position=position)
+        loader = build_loader(self.config, self.plan, self.corpus, learner.ranks, position=position)
         with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
             ended = self._train(learner, loader, stop, recorder, first)
         if ended.reason != "nan":
             self._save(learner, loader, ended.step)
+            self._sample_from_checkpoint(ended.step)
         loader.close()
         self._close(ended)
         return ended.reason
@@ -207,20 +213,36 @@ class Run:
         if evaluation is not None:
             recorder.evaluation(evaluation)
             self._display.evaluation(evaluation)
+        if not self.plan.layout.plain:  # no rank has the whole model
+            return
         prompts = self.config.monitor.sample_prompts
         if prompts and not last:  # one a time: they cost training time
             prompts = (prompts[step // self.plan.evaluate_every % len(prompts)],)
+        self._sample(learner.model, prompts, step)
+
+    def _sample_from_checkpoint(self, step: int) -> None:
+        """What the model writes, where ranks share it: the first one reads all of it back."""
+        prompts = self.config.monitor.sample_prompts
+        if self.plan.layout.plain or not self.comm.first or not prompts:
+            return
+        if self.plan.parameters > _SAMPLED_PARAMETERS:
+            self._note("No sample is written: the model is large. Use danlu generate.")
+            return
+        loaded = load_model(self.folder.path, device=self.config.train.device)
+        self._sample(loaded.model, prompts, step)
+
+    def _sample(self, model: Transformer, prompts: tuple[str, ...], step: int) -> None:
         for prompt in prompts if self.config.monitor.sample_tokens else ():
-            text = self._continue(learner, prompt, step)
+            text = self._continue(model, prompt, step)
             self._event("sample", step=step, prompt=prompt, text=text)
             self._display.sample(prompt, text)
 
-    def _continue(self, learner: Learner, prompt: str, step: int) -> str:
+    def _continue(self, model: Transformer, prompt: str, step: int) -> str:
         tokenizer = self.corpus.tokenizer
         ids = [int(i) for i in tokenizer.encode_batch([prompt])[0]]
         tokens = self.config.monitor.sample_tokens
         sampling = Sampling(seed=self.config.train.seed + step)
-        return tokenizer.decode(list(generate(learner.model, ids, tokens, tokenizer.end, sampling)))
+        return tokenizer.decode(list(generate(model, ids, tokens, tokenizer.end, sampling)))
 
     def _save(self, learner: Learner, loader: Loader, step: int) -> None:
         began = time.perf_counter()
@@ -265,7 +287,7 @@ class Run:
         self._event("start", step=first, plan=plan.hash, world=self.comm.world, device=device.name)
         if not self.comm.first:
             return
-        corpus, ranks = self.corpus.facts, f" x {plan.data_parallel} ranks"
+        corpus, ranks = self.corpus.facts, plan.layout.ranks
         facts = {
             "model": f"{format_count(plan.parameters)} parameters, {plan.model.layers} layers of"
             f" {plan.model.hidden_size}, sequences of {plan.model.sequence_length}",
@@ -274,7 +296,7 @@ class Run:
             "run": f"{plan.steps} steps of {format_count(plan.batch_tokens)} tokens, learning rate"
             f" {plan.learning_rate:g}",
             "device": f"{device.name}, {plan.threads} threads"
-            f"{ranks if plan.data_parallel > 1 else ''}, {plan.format} at"
+            f"{f' x {ranks} ranks ({plan.layout.text()})' if ranks > 1 else ''}, {plan.format} at"
             f" {format_rate(plan.peak_flops)}, {plan.backend} kernels",
             "expected": f"{format_count(plan.predicted.tokens_per_second)} tokens/s,"
             f" {format_bytes(plan.predicted.memory_bytes)} a rank",
