@@ -176,7 +176,8 @@ class StepReport:
         loss: mean over the step's tokens, in nats.
         gradient_norm: global L2 norm before clipping.
         seconds: wall time since the step before.
-        memory_bytes: resident memory (CPU) or the peak of allocated memory (GPU), of this rank.
+        memory_bytes: resident memory (CPU) or the peak of allocated memory (GPU), of the rank that
+            has most.
     """
 
     step: int

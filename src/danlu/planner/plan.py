@@ -192,6 +192,8 @@ class Plan:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise TypeError("it holds no keys")
             return cls.from_dict(values)
         except FileNotFoundError:
             raise CheckpointError(str(path), "there is no plan.", "Is this a run folder?") from None

@@ -34,6 +34,7 @@ def train_steps(
     stop: StopRequest,
     *,
     first: int,
+    check_every: int,
     report_every: int,
     on_report: Callable[[StepReport], None],
     after_step: Callable[[int], None],
@@ -46,6 +47,7 @@ def train_steps(
         meter: measures.
         stop: a wish to end after the step.
         first: steps already done.
+        check_every: steps after which ranks look at the loss and agree on a wish to stop.
         report_every: steps between two reports (which make the host wait for the device).
         on_report: given each report.
         after_step: called after each step (its update is done) with its number.
@@ -59,11 +61,14 @@ def train_steps(
         loss = forward_backward(learner, batches)
         norm = clip(learner)
         meter.add(loss, tokens=plan.batch_tokens, data_seconds=waited)
-        stopping = False
-        if step % report_every == 0 or step in (first + 1, plan.steps):
+        stopping, due = False, step % report_every == 0 or step in (first + 1, plan.steps)
+        if due or step % check_every == 0:
             report, stopping = meter.collect(step, norm, rate, stop=stop.wanted)
-            on_report(report)
-            if not meter.finite(report):  # before the update: the weights are still good
+            finite = meter.finite(report)
+            if due or stopping or not finite:
+                on_report(report)
+                meter.restart()
+            if not finite:  # before the update: the weights are still good
                 return Ended(step - 1, "nan")
         update(learner, rate)
         after_step(step)

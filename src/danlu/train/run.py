@@ -11,7 +11,7 @@ from rich.console import Console
 from danlu.base.errors import CheckpointError, DanluError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
-from danlu.base.files import write_json
+from danlu.base.files import explain_disk_full, write_json
 from danlu.base.units import format_bytes, format_count, format_rate
 from danlu.checkpoint.disk import CheckpointStore, read_facts
 from danlu.checkpoint.state import CheckpointFacts
@@ -98,6 +98,10 @@ class Run:
         except UserError:
             self.folder.discard()
             raise
+        if self.comm.largest(float(stop.wanted)):
+            self.folder.discard()
+            self._display.stop("interrupted")
+            return "interrupted"
         if first >= self.plan.steps:
             self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
             return "done"
@@ -106,7 +110,8 @@ class Run:
         with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
             ended = self._train(learner, loader, stop, recorder, first)
         if ended.reason != "nan":
-            self._save(learner, loader, ended.step)
+            with stop.saving():
+                self._save(learner, loader, ended.step)
             self._sample_from_checkpoint(ended.step)
         loader.close()
         self._close(ended)
@@ -121,6 +126,12 @@ class Run:
         self._display.phase("building the model and its kernels", 0, None)
         learner = build(self.config, self.plan, self.comm, note=self._note)
         newest = self._store.newest()
+        if newest is None and self.comm.share(any(self._store.all())):
+            raise CheckpointError(
+                str(self.folder.checkpoints),
+                "no checkpoint of this run is whole.",
+                "Use folder=… for a new run, or delete this folder to start again from step 0.",
+            )
         if newest is None:
             if self.config.checkpoint.start_from is not None:
                 self._start_from(learner, self.config.checkpoint.start_from)
@@ -186,16 +197,18 @@ class Run:
                 if last or step % plan.evaluate_every == 0:
                     self._evaluate(learner, step, recorder, last=last)
                 if not last and step % plan.checkpoint_every == 0:
-                    self._try_to_save(learner, loader, step)
+                    with stop.saving():
+                        self._try_to_save(learner, loader, step)
 
-        every = self.config.monitor.log_every
+        every, often = self.config.monitor.log_every, 1 if learner.device.kind == "cpu" else 10
         return train_steps(
             learner,
             loader,
             meter,
             stop,
             first=first,
-            report_every=(1 if learner.device.kind == "cpu" else 10) if every == "auto" else every,
+            check_every=often,
+            report_every=often if every == "auto" else every,
             on_report=on_report,
             after_step=after_step,
         )
@@ -400,10 +413,16 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
         sequence_length=plan.model.sequence_length,
         seed=config.train.seed,
     )
-    folder.claim(config)
-    plan.save(folder.plan)
-    corpus.tokenizer.save(folder.tokenizer)
-    write_json(folder.data, {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint})
+    with explain_disk_full(folder.path, "Make room, or use folder=… on another disk."):
+        try:
+            folder.claim(config)
+            plan.save(folder.plan)
+            corpus.tokenizer.save(folder.tokenizer)
+            facts = {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint}
+            write_json(folder.data, facts)
+        except OSError:
+            folder.discard()
+            raise
     return Decided(folder, plan, corpus.folder)
 
 
