@@ -670,6 +670,15 @@ def _choose_optimizer(draft: _Draft) -> None:
     draft.decide("schedule.warmup_steps", draft.warmup_steps, reason)
 
 
+def _check_offload(draft: _Draft) -> None:
+    if draft.config.zero_optimization.offload_ratio and draft.kind != "cpu":
+        raise ConfigError(
+            "zero_optimization.offload_ratio",
+            "the state of a GPU's optimizer does not leave it yet in this version.",
+            "Leave it out, or use zero_optimization.stage=3 over more devices.",
+        )
+
+
 def _choose_intervals(draft: _Draft) -> None:
     every = draft.config.train.evaluate_every
     draft.evaluate_every = max(1, -(-draft.steps // 10)) if every == "auto" else every

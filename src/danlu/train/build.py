@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from danlu.base.files import explain_disk_full
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
 from danlu.data.loader import Loader, training_order
@@ -22,6 +24,7 @@ from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
 from danlu.parallel import zero
 from danlu.parallel.mesh import Ranks, arrange, fill
+from danlu.parallel.offload import Offload
 from danlu.parallel.pipeline import Pipeline
 from danlu.parallel.tensor import split_model, split_ops
 from danlu.planner.layout import Layout
@@ -45,6 +48,7 @@ class Learner:
         pipeline: what runs a whole step where layers are cut into stages, else None.
         sharded: modules whose weights ZeRO has sharded over ranks.
         optimizer, schedule: the update rule and its learning rate.
+        offload: the part of the optimizer's state that lives in a file, or None.
         clip: largest global gradient norm, or None.
         bucket: bytes in which gradients travel.
     """
@@ -57,6 +61,7 @@ class Learner:
     pipeline: Pipeline | None
     sharded: tuple[nn.Module, ...]
     optimizer: torch.optim.AdamW
+    offload: Offload | None
     schedule: Schedule
     clip: float | None
     bucket: int
@@ -70,13 +75,16 @@ class Learner:
         return contextlib.nullcontext()
 
 
-def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], None]) -> Learner:
+def build(
+    config: RunConfig, plan: Plan, comm: Comm, *, scratch: Path, note: Callable[[str], None]
+) -> Learner:
     """Builds what learns, in one fixed order; the model has its first weights.
 
     Args:
         config: for what the plan does not decide (optimizer constants, seed).
         plan: the numbers.
         comm: all ranks.
+        scratch: a folder for state that does not stay in memory.
         note: told what a person should know (a kernel that falls back).
     """
     kind = plan.cluster.device.kind
@@ -97,6 +105,12 @@ def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], No
     pipeline = None
     if plan.layout.pipeline > 1:
         pipeline = Pipeline(segments, ranks, plan.accumulation, device.torch)
+    optimizer = build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate)
+    offload = None
+    if plan.layout.offload:
+        file = scratch / f"optimizer-{comm.rank}"
+        with explain_disk_full(scratch, "Make room, or lower zero_optimization.offload_ratio."):
+            offload = Offload(optimizer, plan.layout.offload, file)
     return Learner(
         plan=plan,
         ranks=ranks,
@@ -105,7 +119,8 @@ def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], No
         forward=_averaged(model, config, ranks, device),
         pipeline=pipeline,
         sharded=sharded,
-        optimizer=build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate),
+        optimizer=optimizer,
+        offload=offload,
         schedule=_schedule(config, plan),
         clip=config.optimizer.gradient_clip,
         bucket=config.communication.bucket,

@@ -107,6 +107,8 @@ def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 
 def clip(learner: Learner) -> Tensor:
     """The global gradient norm, before gradients are scaled down to the limit."""
+    if learner.offload is not None:
+        learner.offload.fetch()
     return clip_gradients(learner.model, learner.ranks, learner.clip)
 
 
@@ -115,4 +117,6 @@ def update(learner: Learner, rate: float) -> None:
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     learner.optimizer.step()
+    if learner.offload is not None:
+        learner.offload.release()
     learner.optimizer.zero_grad(set_to_none=True)

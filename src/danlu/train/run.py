@@ -124,7 +124,8 @@ class Run:
     def _build(self) -> tuple[Learner, int, int]:
         """What learns, the steps it has done, and the samples it has read."""
         self._display.phase("building the model and its kernels", 0, None)
-        learner = build(self.config, self.plan, self.comm, note=self._note)
+        scratch = self.folder.path / "offload"
+        learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
         newest = self._store.newest()
         if newest is None and self.comm.share(any(self._store.all())):
             raise CheckpointError(
