@@ -51,6 +51,20 @@ def test_a_wrong_key_or_value(tmp_path, word, message):
     refused("model.preset=tiny", "train.steps=2", word, "name=x", cwd=tmp_path, message=message)
 
 
+def test_an_empty_config_and_a_key_without_a_value(tmp_path):
+    (tmp_path / "t.yaml").write_text("")
+    refused("t.yaml", cwd=tmp_path, message="t.yaml: the file is empty.")
+    message = "train.steps: this key has no value. Write train.steps=VALUE."
+    refused("t.yaml", "train.steps", cwd=tmp_path, message=message)
+
+
+def test_of_many_ranks_the_first_one_speaks(tmp_path):
+    words = ("train", "train.stps=1")
+    refused(words[1], cwd=tmp_path, message="train.stps: there is no such key.")
+    other = danlu(*words, cwd=tmp_path, check=False, environment={"RANK": "1", "LOCAL_RANK": "1"})
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", "")
+
+
 def test_a_missing_config_and_a_second_one(tmp_path):
     refused("none.yaml", cwd=tmp_path, message="none.yaml: there is no such file.")
     (tmp_path / "a.yaml").write_text("train: {steps: 1}")
@@ -145,6 +159,16 @@ def test_a_checkpoint_of_another_model(good):
         ("watch", ("runs/none", "--once"), "runs/none"),
         ("plan", ("--cluster", "16x8xh1000"), "Did you mean h100"),
         ("prepare", ("data_pipeline.sources=[{type: sql}]",), "there is no 'sql'."),
+        (
+            "generate",
+            ("runs/good", "--tokens", "0"),
+            "danlu generate: Invalid value for '--tokens'",
+        ),
+        ("generate", ("runs/good", "--seed", "-1"), "Invalid value for '--seed'"),
+        ("generate", ("runs/good", "--temperature", "inf"), "these are finite numbers"),
+        ("generate", ("runs/good", "--prompt", "\udcff"), "--prompt: this is not valid text."),
+        ("generate", (), "Missing argument 'RUN'. See danlu generate --help."),
+        ("trian", (), "error: danlu: No such command 'trian'."),
     ],
 )
 def test_other_commands_say_it_in_one_line_too(good, command, words, message):
