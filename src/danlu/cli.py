@@ -5,13 +5,19 @@ at once. No option mirrors a config key: overrides are words like `train.steps=1
 """
 
 import json
+import math
+import os
+import shlex
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from danlu.base.errors import ConfigError, DanluError
+from danlu.base.errors import ConfigError, DanluError, UserError
+from danlu.base.output import guard_output
 
 if TYPE_CHECKING:
     from danlu.config.run import RunConfig
@@ -47,13 +53,10 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.
 
 
 def _load(words: list[str] | None) -> "RunConfig":
-    from danlu.config.load import load
+    from danlu.config.load import load, split_words
 
-    words = words or []
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(files[1], "this is a second config file.", "Overrides are key=value.")
-    return load(files[0] if files else None, *(word for word in words if "=" in word))
+    file, overrides = split_words(words or [])
+    return load(file, *overrides)
 
 
 @app.command()
@@ -62,10 +65,11 @@ def train(words: Words = None) -> None:
 
     Prepares the text, plans, builds kernels, trains with live progress, and ends with a report.
     Ctrl-C writes a checkpoint first; the same command then goes on. Under torchrun it joins the
-    other ranks; data_parallel.degree=2 starts two ranks itself.
+    other ranks; data_parallel.degree=2 starts two ranks itself. Exit codes: 0 done, 130 stopped
+    before its last step, 1 the loss is not finite, 2 something to mend.
     """
     config = _load(words)
-    from danlu.hardware.comm import first_rank
+    from danlu.hardware.comm import first_rank, launched_world
     from danlu.train.folder import RunFolder
     from danlu.train.launch import train as train_config
 
@@ -76,9 +80,12 @@ def train(words: Words = None) -> None:
 
         typer.echo("\n" + summarise(folder.path).summary())
         typer.echo(f"\nReport: {folder.report}")
-        typer.echo(f"Try it: danlu generate {folder.path} --prompt 'def '")
-    if reason == "nan":
-        raise typer.Exit(1)
+        if reason == "done":
+            try_it = ["danlu", "generate", str(folder.path), "--prompt", "def "]
+            typer.echo(f"Try it: {shlex.join(try_it)}")
+        if reason == "interrupted" and not launched_world():
+            typer.echo(f"Go on: {shlex.join(['danlu', 'train', *(words or [])])}")
+    raise typer.Exit({"nan": 1, "interrupted": _INTERRUPTED}.get(reason, 0))
 
 
 @app.command()
@@ -174,14 +181,22 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Only the k likeliest; 0 means all.")] = 50,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Only the likeliest share.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the draw.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
     """Continue a text with a trained model, token by token."""
+    if not math.isfinite(temperature) or math.isnan(top_p):
+        raise ConfigError("--temperature, --top-p", "these are finite numbers.", "Write 0.8.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("--prompt", "this is not valid text.", "Write it as UTF-8.") from None
     from danlu.models.generate import Sampling
     from danlu.train.inference import continue_text, load_model
 
-    loaded = load_model(run, device=device)
+    loaded = load_model(
+        run, device=device, warn=lambda text: typer.echo(f"warning: {text}", err=True)
+    )
     typer.echo(prompt, nl=False)
     for piece in continue_text(loaded, prompt, tokens, Sampling(temperature, top_k, top_p, seed)):
         typer.echo(piece, nl=False)
@@ -197,17 +212,69 @@ def schema() -> None:
     typer.echo(json.dumps(config_schema(), indent=1))
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what a scheduler does where a person presses Ctrl-C."""
+
+
+_INTERRUPTED, _TERMINATED = 130, 143
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])  # typer has no public name
+_WORKING = (["train"], ["prepare"])
+"""Commands that leave something behind, whether or not somebody reads what they print."""
+
+
 def main() -> None:
     """Runs the command line; what the user can mend is one line and exit code 2."""
+    arguments = sys.argv[1:] or ["--help"]
+    working = arguments[:1] in _WORKING
+    guard_output(outlive_reader=working)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(standalone_mode=True)
+        code = _run(arguments)
     except DanluError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
+        if not isinstance(error, UserError) or not error.common or _first_on_machine():
+            typer.echo(f"error: {error}", err=True)
+        code = error.exit_code
+    except KeyboardInterrupt as stop:
+        if _first_on_machine():
+            kept = "; what is done is kept, the same command goes on" if working else ""
+            typer.echo(f"interrupted{kept}", err=True)
+        code = _TERMINATED if isinstance(stop, _Terminated) else _INTERRUPTED
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """One command, without typer's own handling of errors and signals; returns the exit code.
+
+    Raises:
+        UserError: anything that the user can mend.
+    """
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("danlu", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except _UsageError as error:
+        raise _explain(error) from None
+    return 0
+
+
+def _explain(error: Any) -> UserError:
+    """A wrong option, argument or command as one of our own errors."""
+    command = error.ctx.command_path if error.ctx else "danlu"
+    text = error.format_message()
+    end = "" if text.endswith((".", "?")) else "."
+    return UserError(command, f"{text}{end}", f"See {command} --help.")
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+def _first_on_machine() -> bool:
+    """Whether this process is the one that talks: the only one, or a launcher's first one here."""
+    return "0" in (os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from danlu.base.errors import ConfigError
 from danlu.base.facts import DeviceFacts
 from danlu.hardware.cluster import cpu_on_paper
 from danlu.kernels import dispatch, native
@@ -122,6 +123,19 @@ def test_without_a_compiler_the_fallback_is_told(monkeypatch):
     assert all("no C++ compiler" in note for note in notes)
     assert all(variant.startswith("torch") for variant in ops.variants.values())
     assert ops.variants["linear"] == "torch"
+
+
+def test_native_kernels_that_are_asked_for_do_not_fall_back(monkeypatch):
+    def none(*_):
+        raise BuildError("there is no C++ compiler (g++ or clang++)")
+
+    monkeypatch.setattr(dispatch, "build", none)
+    device = DeviceFacts("cpu", "x", 1, {}, 1.0, 1, ("avx512_bf16",))
+    with pytest.raises(ConfigError, match=r"kernels.backend: native is .* no C\+\+ compiler"):
+        dispatch.choose_ops(device, lambda text: None, required=True)
+    with pytest.raises(ConfigError, match="there are no kernels for NVIDIA"):
+        device = DeviceFacts("cuda", "NVIDIA", 1, {}, 1.0)
+        dispatch.choose_ops(device, lambda text: None, required=True)
 
 
 def test_a_processor_without_the_instructions_gets_the_fallback():

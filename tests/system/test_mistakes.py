@@ -40,10 +40,10 @@ def good(tmp_path_factory):
         ("train.steps=soon", "train.steps: 'soon' is not understood"),
         ("model.heads=7", "model.heads: 7 does not divide hidden_size 96."),
         ("memory.recompute=full", "memory.recompute: full is not available yet"),
-        ("tensor_parallel.degree=3", "degree: 3 does not divide 2 heads"),
+        ("tensor_parallel.degree=2", "degree: 2 does not divide 3 heads"),
         ("tensor_parallel.split_layers=[9]", "split_layers: there is no layer 9. Use numbers"),
         ("pipeline_parallel.stages=99", "pipeline_parallel.stages: 99 stages are more than"),
-        ("pipeline_parallel.layers=[1,2]", "pipeline_parallel.layers: [1, 2]"),
+        ("pipeline_parallel.layers=[1,2]", "pipeline_parallel.layers: there is one stage"),
         ("zero_optimization.offload_ratio=2", "offload_ratio: 2 is not possible."),
         ("data_parallel.degree=0", "data_parallel.degree: 0 is not possible."),
         ("train.device=tpu", "train.device: there is no device 'tpu'."),
@@ -60,7 +60,24 @@ def test_micro_batches_fewer_than_the_schedule_needs(tmp_path):
     words = ("pipeline_parallel.stages=2", "pipeline_parallel.micro_batches=1", "name=x")
     message = "pipeline_parallel.micro_batches: 1f1b on 2 ranks needs 2 or more micro-batches"
     schedule = "pipeline_parallel.schedule=1f1b"
+    apart = "model.tied_embeddings=false"
+    refused(*SHORT, *words, schedule, apart, cwd=tmp_path, message=message)
+    message = "pipeline_parallel.stages: embedding and head are one matrix"
     refused(*SHORT, *words, schedule, cwd=tmp_path, message=message)
+
+
+def test_an_empty_config_and_a_key_without_a_value(tmp_path):
+    (tmp_path / "t.yaml").write_text("")
+    refused("t.yaml", cwd=tmp_path, message="t.yaml: the file is empty.")
+    message = "train.steps: this key has no value. Write train.steps=VALUE."
+    refused("t.yaml", "train.steps", cwd=tmp_path, message=message)
+
+
+def test_of_many_ranks_the_first_one_speaks(tmp_path):
+    words = ("train", "train.stps=1")
+    refused(words[1], cwd=tmp_path, message="train.stps: there is no such key.")
+    other = danlu(*words, cwd=tmp_path, check=False, environment={"RANK": "1", "LOCAL_RANK": "1"})
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", "")
 
 
 def test_a_missing_config_and_a_second_one(tmp_path):
@@ -157,6 +174,16 @@ def test_a_checkpoint_of_another_model(good):
         ("watch", ("runs/none", "--once"), "runs/none"),
         ("plan", ("--cluster", "16x8xh1000"), "Did you mean h100"),
         ("prepare", ("data_pipeline.sources=[{type: sql}]",), "there is no 'sql'."),
+        (
+            "generate",
+            ("runs/good", "--tokens", "0"),
+            "danlu generate: Invalid value for '--tokens'",
+        ),
+        ("generate", ("runs/good", "--seed", "-1"), "Invalid value for '--seed'"),
+        ("generate", ("runs/good", "--temperature", "inf"), "these are finite numbers"),
+        ("generate", ("runs/good", "--prompt", "\udcff"), "--prompt: this is not valid text."),
+        ("generate", (), "Missing argument 'RUN'. See danlu generate --help."),
+        ("trian", (), "error: danlu: No such command 'trian'."),
     ],
 )
 def test_other_commands_say_it_in_one_line_too(good, command, words, message):

@@ -48,7 +48,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on_bit_identically
     wait_for_step(whole, "stopped", 3, process)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == 130, output
     assert "the same command goes on" in output
     done = len(losses(whole / "runs" / "stopped"))
     assert 3 <= done < STEPS

@@ -34,21 +34,32 @@ class UserError(DanluError):
         where: the key (`train.steps`) or the file that the problem is in.
         problem: what is wrong, with the offending value.
         fix: what to do about it, as a sentence.
+
+    Attributes:
+        common: whether every rank of a run meets it, so that one of them says enough.
     """
 
     exit_code = 2
+    common = False
 
     def __init__(self, where: str, problem: str, fix: str = "") -> None:
         self.where, self.problem, self.fix = where, problem, fix
         super().__init__(" ".join(f"{where}: {problem} {fix}".split()))
 
-    def __reduce__(self) -> tuple[type["UserError"], tuple[str, str, str]]:
-        """Errors cross process boundaries whole (workers that prepare data, ranks)."""
-        return type(self), (self.where, self.problem, self.fix)
+    def __reduce__(
+        self,
+    ) -> tuple[type["UserError"], tuple[str, str, str], dict[str, bool]]:
+        """Errors cross process boundaries whole (workers that prepare data, ranks).
+
+        The copy is `common`: the process that it comes from has it too.
+        """
+        return type(self), (self.where, self.problem, self.fix), {"common": True}
 
 
 class ConfigError(UserError):
     """A key that does not exist, a value of the wrong type, or one that cannot be."""
+
+    common = True
 
 
 class NotAvailableError(ConfigError):

@@ -43,7 +43,8 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what went wrong first is what matters
+            part.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
 

@@ -39,7 +39,10 @@ _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 def _amount(value: object, units: dict[str, int] | dict[str, float], example: str) -> float:
     """A number, or a number with one of `units` behind it."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of more than 308 digits
+            return math.inf
     return _with_unit(value, units, example) if isinstance(value, str) else _refuse(value, example)
 
 

@@ -142,18 +142,35 @@ class CheckpointStore:
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None: sizes first, then every checksum."""
     try:
-        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+    except OSError:
         return "it has no manifest"
+    except (ValueError, RecursionError):
+        return "its manifest is broken"
+    if not _lists_files(manifest):
+        return "its manifest is broken"
     for name, (size, digest) in manifest.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if checksum(file) != digest:
-            return f"{name} has a wrong checksum"
+        try:
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes instead of {size}"
+            if checksum(file) != digest:
+                return f"{name} has a wrong checksum"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return None
+
+
+def _lists_files(manifest: Any) -> bool:
+    """Whether it maps names to [size, checksum], and has the facts and at least one file more."""
+    return (
+        isinstance(manifest, dict)
+        and _FACTS in manifest
+        and len(manifest) > 1
+        and all(isinstance(v, list) and list(map(type, v)) == [int, str] for v in manifest.values())
+    )
 
 
 def read_facts(path: Path) -> CheckpointFacts:
@@ -164,7 +181,7 @@ def read_facts(path: Path) -> CheckpointFacts:
     """
     try:
         return CheckpointFacts.from_dict(json.loads((path / _FACTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(
             str(path), "this is not a whole checkpoint.", "Give a folder like step-00001000."
         ) from None

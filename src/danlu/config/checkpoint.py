@@ -1,6 +1,6 @@
 """`checkpoint` and `resilience`: what survives, and how a run goes on."""
 
-from danlu.config._block import Auto, Block, Count, Positive, Seconds, planned
+from danlu.config._block import Auto, Block, Count, Positive, Seconds, Text, planned
 
 __all__ = ["CheckpointConfig", "ResilienceConfig"]
 
@@ -12,7 +12,7 @@ class CheckpointConfig(Block):
     """Steps between two checkpoints; `auto` is about one in ten minutes."""
     keep: Positive = 2
     """Newest checkpoints kept."""
-    start_from: str | None = None
+    start_from: Text | None = None
     """Run folder or checkpoint of the same model whose weights a new run starts with."""
 
 

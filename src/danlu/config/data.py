@@ -1,10 +1,10 @@
 """`data_pipeline`: where text comes from, how it becomes tokens, in which order they are read."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from danlu.config._block import Auto, Block, Count, Limit, Positive, planned
+from danlu.config._block import Auto, Block, Count, Limit, Positive, Text, planned
 
 __all__ = [
     "AugmentationConfig",
@@ -102,14 +102,14 @@ class DataConfig(Block):
     validation_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of documents held out, chosen by the hash of their text (so copies stay on one
     side)."""
-    folder: str | Auto = "auto"
+    folder: Text | Auto = "auto"
     """Where token shards are kept; `auto` is a folder under `$DANLU_HOME`, named by what it was
     made from."""
     shard_bytes: Count = Field(32_000_000, ge=1024)
     """Text that one unit of preparation holds."""
-    workers: Positive | Auto = "auto"
+    workers: Annotated[Count, Field(ge=1, le=1024)] | Auto = "auto"
     """Processes that prepare the corpus; `auto` is one a CPU."""
-    prefetch: Positive = 4
+    prefetch: Count = Field(4, ge=1, le=1024)
     """Batches read ahead of the training loop."""
     attention_within_documents: bool = False
     """Whether a token sees only its own document in a window that holds several."""

@@ -4,18 +4,19 @@ Whatever is wrong is said in one line: the key, what is wrong with its value, an
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from danlu.base.errors import ConfigError, NotAvailableError, closest
 from danlu.config._block import NOT_YET, NOT_YET_VALUES
+from danlu.config._yaml import parse, read_file
 from danlu.config.run import RunConfig
 
-__all__ = ["expand_path", "load", "require_available"]
+__all__ = ["expand_path", "load", "require_available", "split_words"]
 
 
 def load(source: str | Path | Mapping[str, Any] | None = None, *overrides: str) -> RunConfig:
@@ -38,23 +39,46 @@ def load(source: str | Path | Mapping[str, Any] | None = None, *overrides: str) 
         tree.setdefault("name", Path(source).stem)
     for word in overrides:
         _override(tree, word)
+    _check_text(tree, (), set())
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise _explain(error) from None
 
 
-def expand_path(text: str, key: str) -> Path:
-    """A path with `~` and `$VARIABLES` replaced.
+def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The config file among the words of a command, or None, and the overrides.
 
     Raises:
-        ConfigError: a variable that is not set.
+        ConfigError: two files, or a key without a value.
     """
-    expanded = os.path.expandvars(text)
-    if "$" in expanded:
-        name = expanded.split("$", 1)[1].split("/")[0].strip("{}")
-        raise ConfigError(key, f"{text!r} needs ${name}, which is not set.", f"export {name}=…")
-    return Path(expanded).expanduser()
+    files = [word for word in words if "=" not in word]
+    for word in files:
+        if word.split(".")[0] in RunConfig.model_fields and not os.path.exists(word):
+            raise ConfigError(word, "this key has no value.", f"Write {word}=VALUE.")
+    if len(files) > 1:
+        raise ConfigError(files[1], "this is a second config file.", "Overrides are key=value.")
+    return files[0] if files else None, [word for word in words if "=" in word]
+
+
+def expand_path(text: str, key: str) -> Path:
+    """A path with `~` and `$VARIABLES` replaced; a `$` that names nothing is a character.
+
+    Raises:
+        ConfigError: a variable that is not set, a user that does not exist, or a zero byte.
+    """
+    for match in re.finditer(r"\$(?:(\w+)|\{([^}]+)\})", text, re.ASCII):
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise ConfigError(key, f"{text!r} needs ${name}, which is not set.", f"export {name}=…")
+    if "\0" in text:
+        raise ConfigError(key, f"{text!r} holds a zero byte.", "Name another path.")
+    try:
+        return Path(os.path.expandvars(text)).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            key, f"the home folder in {text!r} is not known.", "Write the whole path."
+        ) from None
 
 
 def require_available(config: RunConfig) -> None:
@@ -94,66 +118,38 @@ def _literals(annotation: Any) -> list[Any]:
     return [a for a in getattr(annotation, "__args__", ()) if isinstance(a, str | int)]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key written twice is an error, not a silent loss."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key!r} is written twice", key_node.start_mark
-            )
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The raw tree of a YAML or JSON file.
+def _check_text(node: Any, path: tuple[str | int, ...], seen: set[int]) -> None:
+    """Refuses text that no UTF-8 file can hold: the run's own config is written as one.
 
     Raises:
-        ConfigError: missing or unreadable file, or text that is not a mapping of keys.
+        ConfigError: half a surrogate pair, from bytes that were not UTF-8 or an escape.
     """
-    if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else Path()
-        near = [p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json")]
-        hint = closest(path.name, near) if near else "Check the path."
-        raise ConfigError(str(path), "there is no such file.", hint)
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except UnicodeDecodeError:
-        raise ConfigError(str(path), "the file is not UTF-8 text.", "Save it as UTF-8.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(str(path), *_yaml_problem(error)) from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            str(path), "the file holds no keys.", "Write for example: train: {steps: 1000}"
-        )
-    return tree
-
-
-def _yaml_problem(error: yaml.YAMLError) -> tuple[str, str]:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{where}{getattr(error, 'problem', None) or error}.", "Mend the YAML there."
+    if isinstance(node, str):
+        try:
+            node.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                _dotted(path) or "the config", f"{node!a} is not valid text.", "Write it as UTF-8."
+            ) from None
+    if not isinstance(node, dict | list | tuple) or id(node) in seen:
+        return
+    seen.add(id(node))
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        _check_text(key, path, seen)
+        _check_text(value, (*path, key if isinstance(key, int) else str(key)), seen)
 
 
 def _override(tree: dict[str, Any], word: str) -> None:
     key, equals, text = word.partition("=")
-    if not equals or not key:
+    if not equals or not key.strip():
         raise ConfigError(word, "this is not key=value.", "Write for example train.steps=1000.")
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(key, *_yaml_problem(error)) from None
-    *path, last = key.replace("[", ".").replace("]", "").split(".")
+    if "[]" in key:
+        fix = f"Write {key.replace('[]', '[0]')}=… for the first one."
+        raise ConfigError(key, "it does not say which entry of the list.", fix)
+    *path, last = parts = key.replace("[", ".").replace("]", "").split(".")
+    if "" in parts:
+        raise ConfigError(key, "this is not a key.", "Write for example train.steps=1000.")
+    value = parse(text, key)
     node: Any = tree
     for depth, part in enumerate(path):
         node = _child(node, part, ".".join(path[: depth + 1]))
@@ -175,14 +171,15 @@ def _child(node: Any, part: str, key: str) -> Any:
 
 
 def _index(node: Sequence[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
+    if not (part.isdecimal() and len(part) < 10 and int(part) < len(node)):
         raise ConfigError(key, f"there is no entry {part!r}.", f"The list has {len(node)} entries.")
     return int(part)
 
 
 _WANTED = {
     "int_type": "a whole number", "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
+    "int_from_float": "a whole number", "int_parsing_size": "a smaller number",
+    "finite_number": "a finite number", "string_too_short": "at least one character",
     "float_type": "a number", "float_parsing": "a number", "bool_type": "true or false",
     "bool_parsing": "true or false", "string_type": "text", "tuple_type": "a list",
     "dict_type": "a block of keys", "model_type": "a block of keys",
@@ -199,14 +196,31 @@ def _explain(error: ValidationError) -> ConfigError:
     first = _location(problems[0])
     same = [p for p in problems if _location(p) == first]
     wanted = list(dict.fromkeys(_wanted(p) for p in same))
-    own = [w for w in wanted if w.endswith((".", "?"))]
     value = same[0]["input"]
+    if problems[0]["type"] == "invalid_key":
+        where = _dotted(first[:-1]) or "the config"
+        return ConfigError(where, f"the key {_shown(value)} is not text.", "Take it out.")
+    if value is None:
+        wanted = [w.replace("None is", "an empty value is") for w in wanted]
+    own = [w for w in wanted if w.endswith((".", "?"))]
     if own:  # a sentence of our own says more than a list of types
         others = [w for w in wanted if w not in own]
         text = ", or ".join([own[0].rstrip("."), *others]) + "." if others else own[0]
         return ConfigError(_dotted(first), text)
-    shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "…"
-    return ConfigError(_dotted(first), f"{shown} is not possible.", f"Write {' or '.join(wanted)}.")
+    return ConfigError(
+        _dotted(first), f"{_shown(value)} is not possible.", f"Write {' or '.join(wanted)}."
+    )
+
+
+def _shown(value: object) -> str:
+    """A value as a user would write it, in less than 60 characters."""
+    if value is None or isinstance(value, bool):
+        return "an empty value" if value is None else str(value).lower()
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number of thousands of digits"
+    return shown if len(shown) < 60 else shown[:57] + "…"
 
 
 def _wanted(problem: Any) -> str:
@@ -223,7 +237,7 @@ def _wanted(problem: Any) -> str:
     }
     bounds["less_than_equal"] = "at most"
     if kind in bounds:
-        return f"{bounds[kind]} {next(iter(context.values()))}"
+        return f"{bounds[kind]} {next(iter(context.values())):,}"
     if kind == "too_short":
         return f"at least {context['min_length']} entry"
     return _WANTED.get(kind, str(problem["msg"]).lower())

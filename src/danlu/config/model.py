@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from danlu.base.errors import ConfigError, closest
 from danlu.base.facts import ModelShape
-from danlu.config._block import Auto, Block, Positive
+from danlu.config._block import Auto, Block, Positive, PositiveNumber
 
 __all__ = ["PRESETS", "ModelConfig"]
 
@@ -67,7 +67,7 @@ class ModelConfig(Block):
     """Tokens in a training sequence."""
     tied_embeddings: bool | Auto = "auto"
     """Whether input embedding and output head are one matrix."""
-    rope_theta: float | Auto = "auto"
+    rope_theta: PositiveNumber | Auto = "auto"
     """Base of the rotary position frequencies."""
     norm_epsilon: float = Field(1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
@@ -118,15 +118,24 @@ class ModelConfig(Block):
         if self.head_size != "auto":
             return self.head_size
         if heads < 1 or hidden % heads:
-            fits = [
-                str(h) for h in range(1, hidden + 1) if hidden % h == 0 and hidden // h % 2 == 0
-            ]
+            if hidden % 2:
+                raise ConfigError(
+                    "model.hidden_size",
+                    f"{hidden} cannot be cut into heads of an even width.",
+                    "Use an even number, e.g. a multiple of 64, or set model.head_size.",
+                )
+            fits = ", ".join(map(str, _divisors(hidden // 2)))
             raise ConfigError(
                 "model.heads",
                 f"{heads} does not divide hidden_size {hidden}.",
-                f"Use one of {', '.join(fits[:12])}, or set model.head_size.",
+                f"Use one of {fits}, or set model.head_size.",
             )
         return hidden // heads
+
+
+def _divisors(number: int) -> list[int]:
+    """The twelve smallest divisors that are at most 1024."""
+    return [d for d in range(1, min(number, 1024) + 1) if number % d == 0][:12]
 
 
 def _check(shape: ModelShape, tokenizer_size: int) -> None:
@@ -140,11 +149,10 @@ def _check(shape: ModelShape, tokenizer_size: int) -> None:
             "model.sequence_length", f"{shape.sequence_length} is too short.", "Use 2 or more."
         )
     if shape.heads % shape.kv_heads:
-        fits = [str(k) for k in range(1, shape.heads + 1) if shape.heads % k == 0]
         raise ConfigError(
             "model.kv_heads",
             f"{shape.kv_heads} does not divide {shape.heads} heads.",
-            f"Use {', '.join(fits)}.",
+            f"Use {', '.join(map(str, _divisors(shape.heads)))}.",
         )
     if shape.head_size % 2:
         raise ConfigError(

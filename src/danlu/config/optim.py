@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from danlu.config._block import Auto, Block, Count, planned
+from danlu.config._block import Auto, Block, Count, PositiveNumber, planned
 
 __all__ = ["OptimizerConfig", "ScheduleConfig"]
 
@@ -14,7 +14,7 @@ class OptimizerConfig(Block):
 
     type: Literal["adamw"] = "adamw"
     """AdamW, fused."""
-    learning_rate: float | Auto = "auto"
+    learning_rate: PositiveNumber | Auto = "auto"
     """Peak learning rate; `auto` follows the Step law (arXiv 2503.04715) from model size and
     tokens."""
     weight_decay: float = Field(0.1, ge=0)

@@ -1,10 +1,10 @@
 """The layout over devices: `*_parallel`, `zero_optimization`, `communication`, `launch`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from danlu.config._block import Auto, Block, Bytes, Positive, Seconds, planned
+from danlu.config._block import Auto, Block, Bytes, Count, Positive, Seconds, planned
 
 __all__ = [
     "CommunicationConfig",
@@ -61,7 +61,7 @@ class DataParallelConfig(Block):
 class CommunicationConfig(Block):
     """What travels between ranks, and how."""
 
-    bucket: Bytes = 25 * 2**20
+    bucket: Bytes = Field(25 * 2**20, ge=2**16)
     """Gradients are averaged in pieces of this size, while backward still runs."""
     compression: str = planned("none")
     """Form in which gradients travel."""
@@ -70,7 +70,7 @@ class CommunicationConfig(Block):
 class LaunchConfig(Block):
     """Processes and threads on this machine."""
 
-    threads: Positive | Auto = "auto"
+    threads: Annotated[Count, Field(ge=1, le=1024)] | Auto = "auto"
     """CPU threads a rank uses; `auto` shares the cores among the ranks."""
-    timeout: Seconds = Field(600.0, gt=0)
+    timeout: Seconds = Field(600.0, gt=0, le=30 * 86400)
     """How long a rank waits for the others before the run ends with an error."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from danlu.config._block import Auto, Block, Positive, Seconds
+from danlu.config._block import Auto, Block, Positive, Seconds, Seed, Text
 from danlu.config.checkpoint import CheckpointConfig, ResilienceConfig
 from danlu.config.data import DataConfig
 from danlu.config.model import ModelConfig
@@ -31,15 +31,15 @@ class TrainConfig(Block):
 
     steps: Positive | Auto = "auto"
     """Optimizer steps; `auto` is what fits into `duration` at the predicted speed."""
-    duration: Seconds = Field(240.0, gt=0)
+    duration: Seconds = Field(240.0, gt=0, le=10 * 365 * 86400)
     """Training time that `steps: auto` aims at."""
     batch_tokens: Positive | Auto = "auto"
     """Tokens in an optimizer step, over all ranks; `auto` follows the Step law (arXiv
     2503.04715)."""
     micro_batch: Positive | Auto = "auto"
     """Sequences that one rank computes at once; the rest of a step is accumulated."""
-    seed: int = 0
-    """Everything random comes from it."""
+    seed: Seed = 0
+    """Everything random comes from it; 0 to 2^62."""
     evaluate_every: Positive | Auto = "auto"
     """Steps between two evaluations on held-out text; `auto` is ten a run."""
     evaluate_tokens: Positive | Auto = "auto"
@@ -52,9 +52,9 @@ class TrainConfig(Block):
 class RunConfig(Block):
     """A run. Every key has a default; a few lines are a whole run."""
 
-    name: str | None = None
+    name: Text | None = None
     """Name of the run; the config file's name when left out."""
-    folder: str | Auto = "auto"
+    folder: Text | Auto = "auto"
     """The run's folder; `auto` is `runs/NAME`."""
     model: ModelConfig = ModelConfig()
     """The transformer."""

@@ -129,7 +129,8 @@ def _explained(folder: Path) -> Iterator[None]:
         with explain_disk_full(folder, fix):
             yield
     except OSError as error:
-        if not str(error.filename).startswith(str(folder)):
+        place = Path(str(error.filename))
+        if folder != place and folder not in place.parents and place not in folder.parents:
             raise
         raise DataError(
             str(folder),

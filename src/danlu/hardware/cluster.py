@@ -191,15 +191,33 @@ def device_file() -> Path:
     return danlu_home() / "devices" / f"{name.strip('-')}.json"
 
 
-def remember(device: DeviceFacts, count: int) -> None:
-    """Keeps what was measured, and how many such devices there are, for later runs and plans."""
-    write_json(device_file(), {"count": count, **device.to_dict()})
+_UNWRITTEN: dict[Path, tuple[DeviceFacts, int]] = {}
+"""What `remember` could not write. The one thing a process remembers by itself: what this machine
+is must not depend on whether a folder can be written."""
+
+
+def remember(device: DeviceFacts, count: int) -> str | None:
+    """Keeps what was measured, and how many such devices there are, for later runs and plans.
+
+    Returns None, or why it is kept for this process only.
+    """
+    path = device_file()
+    try:
+        write_json(path, {"count": count, **device.to_dict()})
+    except OSError as error:
+        _UNWRITTEN[path] = (device, count)
+        return error.strerror or str(error)
+    _UNWRITTEN.pop(path, None)
+    return None
 
 
 def recall() -> tuple[DeviceFacts, int] | None:
     """What `remember` kept, or None."""
+    path = device_file()
+    if path in _UNWRITTEN:
+        return _UNWRITTEN[path]
     try:
-        values = json.loads(device_file().read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
         return DeviceFacts.from_dict(values), int(values["count"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

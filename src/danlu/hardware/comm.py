@@ -110,10 +110,11 @@ def join_ranks(device: str, *, timeout_seconds: float) -> Comm:
     if world is None or world == 1:
         return Comm()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", 0))
-    if device == "cuda" and local_rank >= torch.cuda.device_count():
+    here = max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if device == "cuda" and here > torch.cuda.device_count():  # told by all ranks of the machine
         raise ConfigError(
             "data_parallel.degree",
-            f"{local_rank + 1} ranks on a machine with {torch.cuda.device_count()} GPUs.",
+            f"{here} ranks on a machine with {torch.cuda.device_count()} GPUs.",
             "Start one rank a GPU.",
         )
     backend, place = "gloo", "cpu"

@@ -7,6 +7,7 @@ two.
 
 import contextlib
 import ctypes
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 
 from danlu.base.errors import ConfigError
 from danlu.base.facts import DeviceFacts
-from danlu.hardware.cluster import cpu_on_paper, recall, remember
+from danlu.hardware.cluster import cpu_on_paper, device_file, recall, remember
 
 __all__ = ["Device", "device_count", "device_kind", "measure", "open_device", "probe"]
 
@@ -100,6 +101,8 @@ def device_count(kind: str) -> int:
 def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
     """The device a run would use, with its measured rates, remembered from one run to the next.
 
+    Where they cannot be written down, a line on the error stream says so, and the run goes on.
+
     Args:
         kind: `cpu`, `cuda`, or `auto`: a GPU where there is one.
         fresh: measures again.
@@ -111,7 +114,9 @@ def probe(kind: str = "auto", *, fresh: bool = False) -> DeviceFacts:
     known = None if fresh else recall()
     fits = known is not None and known[0].kind == kind
     facts = _keep_best(known[0]) if known is not None and fits else measure(kind)
-    remember(facts, device_count(kind))
+    if problem := remember(facts, device_count(kind)):
+        folder = device_file().parent
+        print(f"note: {folder} cannot keep the measured rates ({problem}).", file=sys.stderr)
     return facts
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from danlu.base.errors import ConfigError
 from danlu.base.facts import DeviceFacts
 from danlu.kernels.native import BuildError, build
 from danlu.kernels.op import Function, Op, verify
@@ -66,15 +67,21 @@ def torch_ops() -> Ops:
     )
 
 
-def choose_ops(device: DeviceFacts, note: Callable[[str], None]) -> Ops:
+def choose_ops(device: DeviceFacts, note: Callable[[str], None], *, required: bool = False) -> Ops:
     """Builds and verifies the native variants for `device`; where one fails, PyTorch's runs.
 
     Args:
         device: the CPU that computes.
         note: told, in a sentence, about every variant that is not native and why.
+        required: whether the user has asked for native kernels, so that none may fall back.
+
+    Raises:
+        ConfigError: a native variant is required and cannot be used.
     """
     fallback = torch_ops()
     ops = {name: kind() for name, kind in _OPS.items() if kind().wanted(device)}
+    if required and not ops:
+        raise _refusal(f"there are no kernels for {device.name}")
     with ThreadPoolExecutor() as pool:  # compilers are processes of their own
         built = {name: pool.submit(_native, op, device) for name, op in ops.items()}
     chosen: dict[str, Any] = {}
@@ -89,9 +96,17 @@ def choose_ops(device: DeviceFacts, note: Callable[[str], None]) -> Ops:
                 )
             chosen[name], variants[name] = function, "native"
         except BuildError as error:
+            if required:
+                raise _refusal(f"the kernel of {name} cannot be used: {error}") from None
             variants[name] = f"torch ({error})"
             note(f"{name} runs on PyTorch instead of the native kernel: {error}.")
     return replace(fallback, variants=variants, **chosen)
+
+
+def _refusal(problem: str) -> ConfigError:
+    return ConfigError(
+        "kernels.backend", f"native is asked for, but {problem}.", "Use auto or torch."
+    )
 
 
 def _native(op: Op, device: DeviceFacts) -> Function:

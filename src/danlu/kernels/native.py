@@ -13,6 +13,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -32,18 +33,30 @@ class BuildError(Exception):
 
 @functools.cache
 def compiler() -> tuple[str, str]:
-    """Path and version of the C++ compiler: `$CXX`, else g++, else clang++.
+    """Command and version of the C++ compiler: `$CXX` (`ccache g++`), else g++, else clang++.
+
+    The command is quoted as for a shell; `shlex.split` gives its words.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is none, or the one that `$CXX` names cannot be used.
     """
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++")):
-        if path := shutil.which(name):
-            answer = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, check=False
-            )
-            return path, answer.stdout.split("\n", 1)[0]
-    raise BuildError("there is no C++ compiler (g++ or clang++)")
+    if wanted := os.environ.get("CXX", "").strip():
+        try:
+            name, *arguments = shlex.split(wanted)
+        except ValueError as error:
+            raise BuildError(f"$CXX is {wanted!r}, which is no command ({error})") from None
+        if (path := shutil.which(name)) is None:
+            raise BuildError(f"$CXX is {wanted!r}, and there is no {name!r} that can be run")
+        command = [path, *arguments]
+    else:
+        found = filter(None, map(shutil.which, ("g++", "clang++")))
+        if (path := next(found, None)) is None:
+            raise BuildError("there is no C++ compiler (g++ or clang++)")
+        command = [path]
+    answer = _run([*command, "--version"])
+    if answer.returncode:
+        raise BuildError(f"{shlex.join(command)} --version ends with code {answer.returncode}")
+    return shlex.join(command), answer.stdout.split("\n", 1)[0]
 
 
 def build(source: str, processor: str) -> ctypes.CDLL:
@@ -54,25 +67,42 @@ def build(source: str, processor: str) -> ctypes.CDLL:
         processor: what identifies this processor; part of the result's name.
 
     Raises:
-        BuildError: no compiler, or one that refuses the source (with its first error).
+        BuildError: no compiler, one that refuses the source (with its first error), or a
+            `$DANLU_HOME` that cannot be written.
     """
-    path, version = compiler()
+    command, version = compiler()
     text = (_OPS / source).read_bytes() + (_OPS / "simd.h").read_bytes()
-    identity = "\n".join((version, *_FLAGS, processor)).encode()
+    identity = "\n".join((version, *shlex.split(command)[1:], *_FLAGS, processor)).encode()
     digest = hashlib.blake2b(text + identity, digest_size=8).hexdigest()
     library = danlu_home() / "kernels" / f"{Path(source).stem}-{digest}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(library.with_suffix(".lock")):
-            if not library.exists():
-                _compile(path, _OPS / source, library)
-    return ctypes.CDLL(str(library))
+    try:
+        if not library.exists():
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(library.with_suffix(".lock")):
+                if not library.exists():
+                    _compile(command, _OPS / source, library)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BuildError(f"{library.parent} cannot hold what is built ({reason})") from None
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"{library} cannot be loaded ({error}); delete it") from None
 
 
-def _compile(path: str, source: Path, library: Path) -> None:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run ({error.strerror})") from None
+
+
+def _compile(command: str, source: Path, library: Path) -> None:
     part = library.with_suffix(f".{os.getpid()}.part")
-    command = [path, *_FLAGS, "-o", str(part), str(source), "-lm"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = _run([*shlex.split(command), *_FLAGS, "-o", str(part), str(source), "-lm"])
     if answer.returncode:
         part.unlink(missing_ok=True)
         errors = [line for line in answer.stderr.splitlines() if "error" in line]

@@ -19,9 +19,9 @@ class Sampling:
     """How the next token is chosen.
 
     Attributes:
-        temperature: divides the logits; 0 always takes the likeliest token.
+        temperature: divides the logits; 0 (less than 1e-5) always takes the likeliest token.
         top_k: only the k likeliest tokens; 0 means all.
-        top_p: only the likeliest tokens that together reach this probability.
+        top_p: only the likeliest tokens that together reach this probability; at least one.
         seed: of the draw.
     """
 
@@ -96,7 +96,7 @@ def _new_cache(model: Transformer) -> KVCache:
 
 
 def _choose(logits: Tensor, sampling: Sampling, draw: torch.Generator) -> int:
-    if sampling.temperature == 0:
+    if sampling.temperature < 1e-5:
         return int(logits.argmax())
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < len(logits):
@@ -104,4 +104,5 @@ def _choose(logits: Tensor, sampling: Sampling, draw: torch.Generator) -> int:
         logits = logits.masked_fill(logits < least, -torch.inf)
     ordered, order = logits.softmax(-1).sort(descending=True)
     kept = ordered * ((ordered.cumsum(0) - ordered) < sampling.top_p)
+    kept[0] = ordered[0]
     return int(order[torch.multinomial(kept, 1, generator=draw)])

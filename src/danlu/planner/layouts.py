@@ -175,7 +175,8 @@ def variants(
     Raises:
         ConfigError: a configured cut that does not fit.
     """
-    split = split_layers(config, shape.layers) if one.tensor > 1 else ()
+    split = split_layers(config, shape.layers)
+    split = split if one.tensor > 1 else ()
     everything = one.tensor > 1 and config.tensor_parallel.split_layers == "all"
     sequence = config.tensor_parallel.sequence_parallel
     if sequence is True and one.tensor > 1 and not everything:
@@ -209,6 +210,12 @@ def _scheduled(
     setting: Setting,
 ) -> Iterator[Layout]:
     if base.pipeline == 1:
+        if isinstance(config.layers, tuple) and config.stages == 1:
+            raise ConfigError(
+                "pipeline_parallel.layers",
+                "there is one stage, which has all layers.",
+                "Set pipeline_parallel.stages.",
+            )
         yield base
         return
     names = tuple(SCHEDULES) if config.schedule == "auto" else (config.schedule,)

@@ -59,6 +59,7 @@ def make_plan(
     draft = _Draft(config, shape, layers, cluster)
     _choose_arithmetic(draft)
     options = _options(draft, world)
+    _check_offload(draft)
     draft.take(options[0])
     _choose_length(draft)
     _choose_compile(draft)
@@ -225,7 +226,11 @@ def _options(draft: _Draft, world: int | None) -> list[Layout]:
             refused.append(error)
             continue
         setting = draft.setting(Layout(one.data, one.tensor, one.pipeline))
-        found += variants(config, draft.shape, draft.layers, one, setting)
+        for layout in variants(config, draft.shape, draft.layers, one, setting):
+            if error := _wrong_micro_batches(config, layout):
+                refused.append(error)
+            else:
+                found.append(layout)
     if not found:
         raise (
             refused[0]
@@ -241,6 +246,19 @@ def _options(draft: _Draft, world: int | None) -> list[Layout]:
         Decision("divisibility", f"{count} x", reason) for reason, count in counted.items()
     )
     return found
+
+
+def _wrong_micro_batches(config: RunConfig, layout: Layout) -> ConfigError | None:
+    """Why a layout's schedule cannot run the configured number of micro-batches, or None."""
+    wanted = config.pipeline_parallel.micro_batches
+    if layout.pipeline == 1 or wanted == "auto":
+        return None
+    reason = problem(layout.schedule, layout.pipeline, wanted, layout.chunks)
+    if reason is None:
+        return None
+    return ConfigError(
+        "pipeline_parallel.micro_batches", reason, "Or use another pipeline_parallel.schedule."
+    )
 
 
 def _complexity(one: Degrees) -> tuple[int, int, int]:

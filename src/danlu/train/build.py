@@ -90,7 +90,11 @@ def build(
     kind = plan.cluster.device.kind
     device = open_device(kind, threads=plan.threads, index=comm.local_rank)
     ranks = arrange(plan.layout, comm)
-    ops = choose_ops(plan.cluster.device, note) if plan.backend == "native" else torch_ops()
+    ops = (
+        choose_ops(plan.cluster.device, note, required=config.kernels.backend == "native")
+        if plan.backend == "native"
+        else torch_ops()
+    )
     model = build_model(plan, ops, device.torch, ranks)
     segments = _segments(model, ranks)
     if plan.compile:

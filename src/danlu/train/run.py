@@ -242,7 +242,7 @@ class Run:
         if self.plan.parameters > _SAMPLED_PARAMETERS:
             self._note("No sample is written: the model is large. Use danlu generate.")
             return
-        loaded = load_model(self.folder.path, device=self.config.train.device)
+        loaded = load_model(self.folder.path, device=self.config.train.device, warn=self._warn)
         self._sample(loaded.model, prompts, step)
 
     def _sample(self, model: Transformer, prompts: tuple[str, ...], step: int) -> None:

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from danlu.base.errors import ConfigError, UserError, closest
+from danlu.base.errors import ConfigError, DataError, UserError, closest
 from danlu.base.events import JsonLines, read_lines
 from danlu.base.facts import DeviceFacts
 from danlu.base.files import atomic_write, checksum, explain_disk_full, write_json
@@ -17,6 +17,13 @@ def test_an_error_is_one_line_of_place_problem_and_fix():
     assert str(error) == "train.steps: 'abc' is not a number. Write 100."
     assert error.exit_code == 2
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_an_error_that_came_from_another_process_is_known_there():
+    error = DataError("a.txt", "it is broken.")
+    assert not error.common
+    assert pickle.loads(pickle.dumps(error)).common
+    assert ConfigError("train.steps", "no.").common
 
 
 def test_the_nearest_name_is_suggested():

@@ -124,3 +124,23 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint.json").write_text(json.dumps({"step": 1}))
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
         read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["{}", "[]", "null", '{"checkpoint.json": [1, "x"]}', '{"checkpoint.json": 1, "a": 2}', "{"],
+)
+def test_a_manifest_that_does_not_list_the_files_is_broken(store, notes, manifest):
+    newest = store.save(*learner(), FACTS)
+    (newest / "manifest.json").write_text(manifest)
+    assert damage(newest) == "its manifest is broken"
+    assert store.newest() is None
+
+
+def test_a_manifest_without_data_or_facts_is_broken(store):
+    newest = store.save(*learner(), FACTS)
+    whole = json.loads((newest / "manifest.json").read_text())
+    assert damage(newest) is None
+    for kept in (["checkpoint.json"], [name for name in whole if name != "checkpoint.json"]):
+        (newest / "manifest.json").write_text(json.dumps({name: whole[name] for name in kept}))
+        assert damage(newest) == "its manifest is broken"

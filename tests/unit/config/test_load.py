@@ -4,7 +4,7 @@ import pytest
 
 from danlu.base.errors import ConfigError, NotAvailableError
 from danlu.config.describe import reference, schema
-from danlu.config.load import load, require_available
+from danlu.config.load import expand_path, load, require_available, split_words
 from danlu.config.model import PRESETS
 
 LAYOUT = {
@@ -77,6 +77,13 @@ def test_what_is_not_built_yet_is_refused_not_ignored(tmp_path):
         ("data_pipeline.sources[4].path=x", "there is no entry '4'"),
         ("nonsense", "nonsense: this is not key=value."),
         ("train.seed={", "train.seed: "),
+        ("train.steps=", "train.steps: an empty value is not understood; write for example 1000"),
+        ("folder=", "folder: an empty value is not possible. Write text or auto."),
+        ('folder=""', "folder: '' is not possible. Write at least one character or auto."),
+        ("...=1", "...: this is not a key."),
+        ("data_pipeline.sources[].path=x", "Write data_pipeline.sources[0].path=… for the first"),
+        ("data_pipeline.sources[²].path=x", "there is no entry '²'"),
+        ("data_pipeline.sources[" + "9" * 5000 + "].path=x", "there is no entry"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_clear_line(word, message):
@@ -94,6 +101,13 @@ def test_a_broken_file_is_one_clear_line(tmp_path):
         ("train: {steps: 1", "line 1"),
         ("train: {steps: 1}\ntrain: {seed: 2}", "'train' is written twice"),
         ("- a", "holds no keys"),
+        ("", "the file is empty"),
+        ("# nothing yet\n", "the file is empty"),
+        ("? [a]\n: 1", "line 1, column 3: a key cannot be a list or a block"),
+        ("train: {1: 2, true: 3}", "train: the key 1 is not text"),
+        ("name: 2024-13-45", "a value cannot be read .month must be in 1..12."),
+        ("name: " + "[" * 3000, "nested too deeply"),
+        ('monitor: {sample_prompts: ["\\ud800"]}', r"sample_prompts\[0\]: .* is not valid text"),
     ]:
         path = tmp_path / "broken.yaml"
         path.write_text(text)
@@ -102,8 +116,18 @@ def test_a_broken_file_is_one_clear_line(tmp_path):
     path.write_bytes(b"name: \xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(path)
-    path.write_text("")
-    assert load(path).train == load().train
+
+
+def test_a_path_that_cannot_be_looked_at_is_one_clear_line(tmp_path):
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="cannot be read|no such file"):
+            load(tmp_path / name)
+
+
+def test_keys_merged_from_an_anchor_yield_to_those_written_in_place(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {<<: {steps: 5, seed: 1}, seed: 2}")
+    assert (load(path).train.steps, load(path).train.seed) == (5, 2)
 
 
 def test_overrides_win_over_the_file_and_read_units(tmp_path):
@@ -127,6 +151,31 @@ def test_the_config_survives_its_own_file():
     assert load(config.to_dict()) == config
 
 
+def test_words_are_one_file_and_overrides(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert split_words(["a=1", "run.yaml", "b=2"]) == ("run.yaml", ["a=1", "b=2"])
+    assert split_words([]) == (None, [])
+    with pytest.raises(ConfigError, match=r"train.steps: this key has no value. Write train.steps"):
+        split_words(["run.yaml", "train.steps"])
+    with pytest.raises(ConfigError, match=r"b.yaml: this is a second config file"):
+        split_words(["a.yaml", "b.yaml"])
+    (tmp_path / "model.yaml").write_text("")
+    assert split_words(["model.yaml"]) == ("model.yaml", [])
+
+
+def test_variables_and_home_folders_in_a_path_are_replaced_or_refused(monkeypatch):
+    monkeypatch.setenv("PLACE", "/there")
+    assert str(expand_path("$PLACE/${PLACE}/5$/$", "folder")) == "/there/there/5$/$"
+    for text, message in [
+        ("$NOT_SET/x", r"needs \$NOT_SET, which is not set. export NOT_SET=…"),
+        ("${NOT_SET}/x", r"needs \$NOT_SET, which is not set"),
+        ("~nobody-of-that-name/x", "the home folder in .* is not known"),
+        ("a\0b", "holds a zero byte"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            expand_path(text, "folder")
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_a_model_of_about_its_name_s_size(preset):
     shape = load({"model": {"preset": preset}}).model.shape(32_000)
@@ -140,6 +189,8 @@ def test_every_preset_is_a_model_of_about_its_name_s_size(preset):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("model.hidden_size=1",), r"model.hidden_size: 1 cannot be cut into heads of an even"),
+        (("model.hidden_size=1e12", "model.heads=7"), r"model.heads: 7 does not divide"),
         (("model.heads=5",), r"model.heads: 5 does not divide hidden_size 256. Use one of"),
         (("model.kv_heads=3",), r"model.kv_heads: 3 does not divide 4 heads. Use 1, 2, 4."),
         (("model.head_size=33",), r"model.head_size: 33 is odd."),

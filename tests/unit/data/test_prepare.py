@@ -439,6 +439,12 @@ def test_a_folder_that_cannot_be_made_is_refused(config, tmp_path):
         refused(config(folder=str(tmp_path / folder)), "the folder cannot be used")
 
 
+def test_a_home_that_is_no_folder_is_refused(config, tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("DANLU_HOME", str(tmp_path / "home"))
+    refused(config(folder="auto"), "the folder cannot be used")
+
+
 def test_an_unfinished_corpus_does_not_open(config):
     with pytest.raises(_StopError):
         prepare(config(), watch=stop_at("tokenize", 9000))

@@ -109,6 +109,23 @@ def test_a_broken_link_is_rejected_with_a_reason(tmp_path):
     assert reject == Reject("a.txt", "it cannot be read (No such file or directory)")
 
 
+@pytest.mark.parametrize(("kind", "name"), [("files", "a.txt"), ("jsonl", "a.jsonl")])
+def test_a_link_to_itself_is_rejected_with_a_reason(tmp_path, kind, name):
+    (tmp_path / name).symlink_to(name)
+    (reject,) = items(tmp_path, type=kind)
+    assert reject == Reject(name, "it cannot be read (Too many levels of symbolic links)")
+
+
+def test_a_parquet_link_to_itself_or_to_nowhere_is_rejected_with_a_reason(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").symlink_to("a.parquet")
+    (tmp_path / "b.parquet").symlink_to("gone.parquet")
+    assert items(tmp_path, type="parquet") == [
+        Reject("a.parquet", "it cannot be read (Too many levels of symbolic links)"),
+        Reject("b.parquet", "it cannot be read (No such file or directory)"),
+    ]
+
+
 # Text
 
 

@@ -160,7 +160,12 @@ def test_generation_goes_on_past_the_window_and_is_reproducible():
 def test_sampling_keeps_to_the_likeliest_tokens():
     model = make().for_inference()
     likeliest = list(generate(model, [5], 6, end=-1, sampling=Sampling(temperature=0)))
-    for sampling in (Sampling(1.0, top_k=1), Sampling(1.0, top_k=0, top_p=1e-6)):
+    for sampling in (
+        Sampling(1.0, top_k=1),
+        Sampling(1.0, top_k=0, top_p=1e-6),
+        Sampling(1.0, top_k=0, top_p=0.0),
+        Sampling(1e-300),
+    ):
         assert list(generate(model, [5], 6, end=-1, sampling=sampling)) == likeliest
 
 

@@ -70,10 +70,17 @@ def walk(root: Path, unwanted: Callable[[str], bool]) -> Iterator[SourceFile]:
             path = f"{inside}/{entry.name}" if inside else entry.name
             if entry.name.startswith(".") or unwanted(path):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 folders.append(path)
             elif _may_be_read(entry):
                 yield _file(root / path, path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _may_be_read(entry: os.DirEntry[str]) -> bool:

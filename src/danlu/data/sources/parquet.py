@@ -1,6 +1,8 @@
 """Parquet files: a row is a document, its text in one column."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -56,8 +58,12 @@ class Parquet(Source):
             DataError: a file is no Parquet, or is cut off.
         """
         for file in self.files():
-            with self._opened(self._path(file)) as opened:
-                sizes = self._row_group_sizes(opened)
+            try:
+                with self._opened(self._path(file)) as opened:
+                    sizes = self._row_group_sizes(opened)
+            except OSError:  # a link to nowhere: reading it says so
+                yield Piece(file.path, 0)
+                continue
             start = filled = 0
             for index, bytes_ in enumerate(sizes):
                 if index > start and filled + bytes_ > size:
@@ -104,12 +110,17 @@ class Parquet(Source):
                     row += 1
                     where = f"{printable(piece.path)}:{before + row}"
                     yield _document(data or b"", piece.path, where)
-        except FileNotFoundError as error:
-            yield Reject(printable(piece.path), f"it cannot be read ({error.strerror})")
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            yield Reject(printable(piece.path), f"it cannot be read ({reason})")
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[Any]:
-        """The open file; whatever pyarrow finds wrong with it is one clear line."""
+        """The open file; whatever pyarrow finds wrong with it is one clear line.
+
+        Raises:
+            OSError: there is no file, or only a link to nowhere.
+        """
         try:
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -125,7 +136,7 @@ class Parquet(Source):
                 printable(str(path)), f"{error.strerror}.", "Make it readable."
             ) from None
         except (pa.ArrowException, OSError) as error:
-            if isinstance(error, FileNotFoundError):
+            if getattr(error, "errno", None) in (errno.ENOENT, errno.ELOOP):
                 raise
             raise DataError(
                 printable(str(path)),
