@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup train test check docs gpu-check bench clean
+.PHONY: help setup train test test-layouts check docs gpu-check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this.
@@ -27,13 +27,19 @@ test: setup  ## Lint, types, imports, tests.
 	@scripts/check
 	@scripts/test $(ARGS)
 
+test-layouts: setup  ## The long parity set: eight ranks, checkpoints of every layout into every other.
+	@DANLU_LONG_TESTS=1 $(BIN)/python -m pytest -q tests/parity/test_layouts_long.py $(ARGS)
+
 check: setup  ## Lint, types and imports only.
 	@scripts/check
 
 docs: setup  ## Generate docs/config.md and the editor schema from the config's models.
 	@$(BIN)/python scripts/make_docs.py
 
-gpu-check: setup  ## On a machine with a GPU: train in bf16 with compile, compare with the CPU.
+gpu-test-layouts: setup  ## The long parity set: eight ranks, checkpoints of every layout into every other.
+	@DANLU_LONG_TESTS=1 $(BIN)/python -m pytest -q tests/parity/test_layouts_long.py $(ARGS)
+
+check: setup  ## On a machine with a GPU: train in bf16 with compile, compare with the CPU.
 	@$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 bench-%: setup  ## One benchmark: bench-peers, bench-parity, bench-plan …

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def measure(preset: str, tokens: int, length: int, steps: int) -> dict[str, Any]
         f"train.batch_tokens={tokens}", "train.steps=100", "train.device=cpu",
     )  # fmt: skip
     plan = danlu.plan(config)
-    learner = build(config, plan, Comm(), note=print)
+    learner = build(config, plan, Comm(), scratch=Path("build"), note=print)
     draw = torch.Generator().manual_seed(0)
     seconds, memory = [], 0
     for _ in range(steps + 1):

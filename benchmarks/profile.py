@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from pathlib import Path
 
 import psutil
 import torch
@@ -44,7 +45,7 @@ def main() -> None:
         "train.steps=100", "train.device=cpu",
     )  # fmt: skip
     plan = danlu.plan(config)
-    learner = build(config, plan, Comm(), note=print)
+    learner = build(config, plan, Comm(), scratch=Path("build"), note=print)
     draw = torch.Generator().manual_seed(0)
     size = (plan.accumulation, plan.micro_batch, plan.model.sequence_length)
 

@@ -71,8 +71,9 @@ def train_plain(config: Any, plan: Any, corpus: Any, weights: Weights) -> float:
         {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
-    learner = build(config, plan, Comm(), note=print)  # only for its schedule
-    loader = build_loader(config, plan, corpus, Comm())
+    # Only for its schedule and its ranks.
+    learner = build(config, plan, Comm(), scratch=Path("build"), note=print)
+    loader = build_loader(config, plan, corpus, learner.ranks)
     for step in range(plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * learner.schedule.factor(step)
@@ -88,9 +89,9 @@ def train_plain(config: Any, plan: Any, corpus: Any, weights: Weights) -> float:
 
 def train_danlu(config: Any, plan: Any, corpus: Any) -> tuple[float, Weights]:
     """Danlu's own step; returns the held-out loss and the weights that it began with."""
-    learner = build(config, plan, Comm(), note=print)
+    learner = build(config, plan, Comm(), scratch=Path("build"), note=print)
     first = {name: w.detach().clone() for name, w in learner.model.named_parameters()}
-    loader = build_loader(config, plan, corpus, Comm())
+    loader = build_loader(config, plan, corpus, learner.ranks)
     for step in range(plan.steps):
         forward_backward(learner, loader.next_step())
         clip(learner)

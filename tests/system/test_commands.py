@@ -55,7 +55,7 @@ def test_plan_is_printed_for_a_cluster_one_does_not_have(tmp_path):
     words = ("plan", "model.preset=1b", "train.steps=10", "--cluster", "16x8xh100")
     assert "16 x 8 x NVIDIA H100" in danlu(*words, cwd=tmp_path).stdout
     tree = json.loads(danlu(*words, "--json", cwd=tmp_path).stdout)
-    assert tree["data_parallel"] == 128
+    assert tree["layout"]["data"] == 128
 
 
 def test_generate_continues_a_prompt_reproducibly(done):

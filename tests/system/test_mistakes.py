@@ -39,7 +39,12 @@ def good(tmp_path_factory):
         ("train.stesp=3", "train.stesp: there is no such key. Did you mean steps?"),
         ("train.steps=soon", "train.steps: 'soon' is not understood"),
         ("model.heads=7", "model.heads: 7 does not divide hidden_size 96."),
-        ("zero_optimization.stage=3", "zero_optimization.stage: 3 is not available yet"),
+        ("memory.recompute=full", "memory.recompute: full is not available yet"),
+        ("tensor_parallel.degree=3", "degree: 3 does not divide 2 heads"),
+        ("tensor_parallel.split_layers=[9]", "split_layers: there is no layer 9. Use numbers"),
+        ("pipeline_parallel.stages=99", "pipeline_parallel.stages: 99 stages are more than"),
+        ("pipeline_parallel.layers=[1,2]", "pipeline_parallel.layers: [1, 2]"),
+        ("zero_optimization.offload_ratio=2", "offload_ratio: 2 is not possible."),
         ("data_parallel.degree=0", "data_parallel.degree: 0 is not possible."),
         ("train.device=tpu", "train.device: there is no device 'tpu'."),
         ("monitor.sinks=[jsonl, wandb]", "monitor.sinks: there is no 'wandb'."),
@@ -63,6 +68,13 @@ def test_of_many_ranks_the_first_one_speaks(tmp_path):
     refused(words[1], cwd=tmp_path, message="train.stps: there is no such key.")
     other = danlu(*words, cwd=tmp_path, check=False, environment={"RANK": "1", "LOCAL_RANK": "1"})
     assert (other.returncode, other.stdout, other.stderr) == (2, "", "")
+
+
+def test_micro_batches_fewer_than_the_schedule_needs(tmp_path):
+    words = ("pipeline_parallel.stages=2", "pipeline_parallel.micro_batches=1", "name=x")
+    message = "pipeline_parallel.micro_batches: 1f1b on 2 ranks needs 2 or more micro-batches"
+    schedule = "pipeline_parallel.schedule=1f1b"
+    refused(*SHORT, *words, schedule, cwd=tmp_path, message=message)
 
 
 def test_a_missing_config_and_a_second_one(tmp_path):

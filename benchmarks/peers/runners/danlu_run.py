@@ -13,6 +13,8 @@ PEER = Peer(
 
 
 def run(gate: Gate) -> None:
+    from pathlib import Path
+
     import torch
 
     import danlu
@@ -52,7 +54,7 @@ def run(gate: Gate) -> None:
             "launch": {"threads": work.threads},
         }
     )
-    learner = build(config, danlu.plan(config), Comm(), note=print)
+    learner = build(config, danlu.plan(config), Comm(), scratch=Path("build"), note=print)
     size = learner.plan.micro_batch
     gate.ready(parameters=sum(p.numel() for p in learner.model.parameters()))
     for block in batches(work):

@@ -75,6 +75,7 @@ class LayerCost:
         saved_elements: activation elements kept for backward, per token (times the format's bytes).
         traffic_elements: elements read and written outside matrix products, forward and backward,
             per token.
+        split_saved, split_traffic: of these, what tensor-parallel ranks share.
     """
 
     name: str
@@ -83,6 +84,8 @@ class LayerCost:
     attention_flops: float
     saved_elements: float
     traffic_elements: float
+    split_saved: float = 0.0
+    split_traffic: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class StepReport:
         loss: mean over the step's tokens, in nats.
         gradient_norm: global L2 norm before clipping.
         seconds: wall time since the step before.
-        memory_bytes: resident memory (CPU) or the peak of allocated memory (GPU), of this rank.
+        memory_bytes: resident memory (CPU) or the peak of allocated memory (GPU), of the rank that
+            has most.
     """
 
     step: int

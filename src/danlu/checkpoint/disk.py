@@ -58,7 +58,12 @@ class CheckpointStore:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         self.comm.wait()
-        problem = self._write(part, model, optimizer)
+        try:
+            problem = self._write(part, model, optimizer)
+        except BaseException:
+            if self.comm.first:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
         failed = self.comm.sum(torch.tensor([float(problem is not None)]))
         if failed.item():
             if self.comm.first:

@@ -19,33 +19,36 @@ __all__ = [
 class TensorParallelConfig(Block):
     """A layer's matrices split over devices."""
 
-    degree: Positive | Auto = planned(1)
-    """Devices that share a layer."""
-    split_layers: tuple[int, ...] | str = planned("all")
-    """Layers that are split: a list of numbers, a pattern, or `all`; the others run whole on every
-    device."""
+    degree: Positive | Auto = 1
+    """Devices that share a layer; `auto`: the planner chooses."""
+    split_layers: tuple[int, ...] | str = "all"
+    """Layers that are split: numbers (`[17, 23]`), a pattern (`0-7`, `::2`, `4,8-15`), or `all`,
+    which also splits embedding and head; the others run whole on every device."""
+    sequence_parallel: bool | Auto = "auto"
+    """Whether the rows between split layers are shared too; `auto`: where all layers are split."""
 
 
 class PipelineParallelConfig(Block):
     """Layers cut into stages; micro-batches flow through them."""
 
-    stages: Positive | Auto = planned(1)
-    """Number of stages."""
-    micro_batches: Positive | Auto = planned("auto")
+    stages: Positive | Auto = 1
+    """Devices that the layers are cut over; `auto`: the planner chooses."""
+    micro_batches: Positive | Auto = "auto"
     """Micro-batches a step is cut into."""
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"] = (
-        planned("auto")
-    )
-    """Order of forward and backward passes."""
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"] = "auto"
+    """Order of forward and backward passes; `auto`: the fastest in simulation."""
+    layers: tuple[Positive, ...] | Literal["auto", "equal"] = "auto"
+    """Layers of each stage, in order; `auto` balances their cost, `equal` their number."""
 
 
 class ZeroConfig(Block):
     """Optimizer state (1), gradients (2), weights (3) sharded over the data-parallel ranks."""
 
-    stage: Literal[0, 1, 2, 3] | Auto = planned(0)
-    """How much is sharded."""
-    offload_ratio: float = planned(0.0)
-    """Share of the state that lives off the device."""
+    stage: Literal[0, 1, 2, 3] | Auto = 0
+    """How much is sharded; `auto`: as little as fits into memory."""
+    offload_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the optimizer's state that lives off the device: in CPU memory, or in a file where
+    the device is the CPU."""
 
 
 class DataParallelConfig(Block):

@@ -61,6 +61,15 @@ class Comm:
             values.copy_(moved)
         return values
 
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        if self.world == 1:
+            return value
+        box = torch.tensor([value], dtype=torch.float64, device=self.device)
+        self._count("largest", box.nbytes)
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+        return float(box)
+
     def share(self, value: Any) -> Any:
         """The first rank's `value` (any picklable object), on every rank."""
         if self.world == 1:

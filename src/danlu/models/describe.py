@@ -25,6 +25,8 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
         attention_flops=2.0 * length * query,
         saved_elements=4.0 * d + qkv + query + 3.0 * f,
         traffic_elements=24.0 * d + 8.0 * qkv + 6.0 * query + 12.0 * f,
+        split_saved=qkv + query + 3.0 * f,
+        split_traffic=8.0 * qkv + 6.0 * query + 12.0 * f,
     )
     head = shape.vocab_size * d
     return (
@@ -37,6 +39,7 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
             0.0,
             3.0 * d,
             12.0 * d + 4.0 * shape.vocab_size,
+            split_traffic=4.0 * shape.vocab_size,
         ),
     )
 

@@ -30,9 +30,10 @@ class Meter:
     ) -> None:
         self._comm, self._device = comm, device
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
-        self._restart()
+        self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Begins a new interval: what `collect` gives is of the steps since then."""
         self._losses: list[Tensor] = []
         self._tokens = 0
         self._data_seconds = 0.0
@@ -56,7 +57,7 @@ class Meter:
     def collect(
         self, step: int, gradient_norm: Tensor, learning_rate: float, *, stop: bool
     ) -> tuple[StepReport, bool]:
-        """The report of the steps since the last one, and whether any rank wants to stop.
+        """The report of the interval's steps so far, and whether any rank wants to stop.
 
         The loss is the newest step's, the same number on every rank.
         """
@@ -75,10 +76,9 @@ class Meter:
             seconds=seconds / len(self._losses),
             tokens_per_second=rate,
             mfu=rate * self._flops_per_token / self._peak_flops if self._peak_flops else None,
-            memory_bytes=self._device.memory_bytes(),
+            memory_bytes=round(self._comm.largest(self._device.memory_bytes())),
             data_seconds=self._data_seconds / len(self._losses),
         )
-        self._restart()
         return report, bool(values[1] > 0)
 
     @staticmethod

@@ -290,10 +290,16 @@ def _peak(history: History) -> dict[str, Any]:
 
 
 def _peak_devices(history: History) -> int:
-    """Devices that share the work: the copies of the model; ranks of one CPU share that."""
-    on_cpu = history.planned("cluster", "device", "kind") == "cpu"
-    path = ("cluster", "nodes") if on_cpu else ("data_parallel",)
-    return _whole(history.planned_number(*path)) or 1
+    """Devices that share the work: one a rank; ranks of one CPU share that."""
+    if history.planned("cluster", "device", "kind") == "cpu":
+        return _whole(history.planned_number("cluster", "nodes")) or 1
+    return _ranks(history)
+
+
+def _ranks(history: History) -> int:
+    """Processes of the run, from its planned layout."""
+    axes = ("data", "tensor", "pipeline")
+    return math.prod(_whole(history.planned_number("layout", axis)) or 1 for axis in axes)
 
 
 def model_text(history: History) -> str:
@@ -315,16 +321,16 @@ def _shape(history: History, key: str, words: str) -> str:
 
 
 def device_text(history: History) -> str:
-    """The device in one line: name, threads or copies, number format, kernels."""
+    """The device in one line: name, threads or ranks, number format, kernels."""
     kind = history.planned("cluster", "device", "kind")
     named = [e.get("device") for e in history.events if e.get("kind") == "start"]
     name = history.planned("cluster", "device", "name") or (named[-1] if named else None) or ""
-    copies = _whole(history.planned_number("data_parallel")) or 1
-    words = [f"{copies} x {name}" if copies > 1 and kind == "cuda" else str(name)]
+    ranks = _ranks(history)
+    words = [f"{ranks} x {name}" if ranks > 1 and kind == "cuda" else str(name)]
     if kind == "cpu" and (threads := _whole(history.planned_number("threads"))):
         words.append(f"{threads} threads")
-    if kind == "cpu" and copies > 1:
-        words.append(f"{copies} processes")
+    if kind == "cpu" and ranks > 1:
+        words.append(f"{ranks} processes")
     words += [str(history.planned(key) or "") for key in ("format", "backend")]
     return ", ".join(word for word in words if word)
 

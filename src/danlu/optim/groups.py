@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 __all__ = ["parameter_groups"]
 
@@ -11,13 +12,16 @@ __all__ = ["parameter_groups"]
 def parameter_groups(
     named: Iterable[tuple[str, nn.Parameter]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Two optimizer groups: parameters of two axes or more with decay, the rest without."""
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    """Optimizer groups: parameters of two axes or more with decay, the rest without.
+
+    Parameters on different device meshes are in different groups, because PyTorch's optimizers
+    update a group with operations that take tensors of one mesh.
+    """
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for _, parameter in named:
-        (matrices if parameter.dim() >= 2 else others).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((parameter.dim() < 2, mesh), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": 0.0 if plain else weight_decay}
+        for (plain, _), members in sorted(groups.items(), key=lambda item: item[0][0])
     ]
-    return [group for group in groups if group["params"]]

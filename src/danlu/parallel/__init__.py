@@ -1,1 +1,1 @@
-"""Floor 4: the layout over devices."""
+"""Floor 4: a model over many ranks, with PyTorch's distributed parts."""

@@ -1,9 +1,9 @@
 """Seconds of a training step, from FLOP, bytes, and what the implementation reaches of the peaks.
 
 A step is matrix products with weights, attention's own products, everything that is bound by memory
-traffic (element-wise work, the optimizer), and communication. Each is an amount over a rate; the
-rates are the device's measured peaks times an efficiency. The efficiencies below are calibrated,
-not derived; `docs/results/plan.md` compares predictions with measurements.
+traffic (element-wise work, the optimizer), communication, and, in a pipeline, waiting. Each is an
+amount over a rate; the rates are the device's measured peaks times an efficiency. The efficiencies
+below are calibrated, not derived; `docs/results/plan.md` compares predictions with measurements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from danlu.base.facts import ClusterFacts, DeviceFacts, LayerCost
+from danlu.planner.layout import Layout
+from danlu.planner.schedule import SCHEDULES, StageCost, Timeline, order, problem, simulate
 
-__all__ = ["FORMAT_BYTES", "Efficiency", "efficiency", "step_seconds"]
+__all__ = [
+    "FORMAT_BYTES",
+    "Efficiency",
+    "Setting",
+    "StepCost",
+    "efficiency",
+    "layer_seconds",
+    "rank_parameters",
+    "stage_cost",
+    "stage_layers",
+    "step_cost",
+]
 
 FORMAT_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 
@@ -63,55 +76,251 @@ def efficiency(device: DeviceFacts, backend: str, *, compiled: bool) -> Efficien
     return _EFFICIENCY[kind, backend, compiled]
 
 
-def step_seconds(
-    layers: Sequence[LayerCost],
-    cluster: ClusterFacts,
-    *,
-    width: int,
-    number_format: str,
-    reached: Efficiency,
-    tokens_per_rank: int,
-    micro_batches: int,
-    ranks: int,
-    device_share: float,
-) -> dict[str, float]:
-    """Predicted seconds of one optimizer step by part; their sum is the step.
+@dataclass(frozen=True)
+class Links:
+    """What collectives reach of a link, as bytes a rank sends and receives over seconds.
 
-    Args:
-        layers: costs per token, in order.
+    Attributes:
+        reduce: share of the link in all-reduce.
+        scatter: in reduce-scatter.
+        gather: in all-gather and between neighbours of a pipeline.
+        latency: seconds of one collective however small.
+        overlap: share of the gradients' travel that hides behind backward.
+    """
+
+    reduce: float
+    scatter: float
+    gather: float
+    latency: float
+    overlap: float
+
+
+_LINKS: Mapping[str, Links] = MappingProxyType(
+    {"cpu": Links(0.5, 0.25, 0.5, 4e-4, 0.3), "cuda": Links(0.8, 0.8, 0.8, 15e-6, 0.7)}
+)
+"""CPU: Gloo over one machine's memory, whose ranks' cores also move the bytes
+(docs/results/layouts.md). GPU: NCCL's usual utilisation, not measured by us."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step's cost depends on besides layers and layout.
+
+    Attributes:
         cluster: the machines.
         width: of the residual stream.
         number_format: of products and activations.
         reached: what the implementation reaches.
-        tokens_per_rank: tokens a rank computes in a step.
-        micro_batches: pieces they are computed in.
-        ranks: data-parallel copies.
         device_share: share of a device that a rank has (CPU ranks of one machine share it).
     """
-    device = cluster.device
-    peak = device.peak_flops[number_format] * device_share
-    bandwidth = device.bandwidth * device_share
-    parameters = sum(layer.parameters for layer in layers)
-    products = 3 * tokens_per_rank * sum(c.forward_flops for c in layers)
-    attention = 3 * tokens_per_rank * sum(c.attention_flops for c in layers)
-    elements = tokens_per_rank * sum(c.traffic_elements for c in layers)
-    traffic = elements * FORMAT_BYTES[number_format] * reached.traffic
-    filled = reached.products * width / (width + reached.half_width)
-    casts = micro_batches * parameters * (4 + 2 + 2 + 8) if number_format != "fp32" else 0
+
+    cluster: ClusterFacts
+    width: int
+    number_format: str
+    reached: Efficiency
+    device_share: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Memory bandwidth of a rank, bytes/s."""
+        return self.cluster.device.bandwidth * self.device_share
+
+    @property
+    def links(self) -> Links:
+        """Of the device's kind."""
+        return _LINKS[self.cluster.device.kind]
+
+    def link(self, ranks: int, neighbours: int) -> float:
+        """Bytes/s between `ranks` ranks of which `neighbours` numbers lie between two."""
+        inside = ranks * neighbours <= self.cluster.devices_per_node
+        if inside or self.cluster.device.kind == "cpu":
+            return self.cluster.node_bandwidth
+        return self.cluster.network_bandwidth
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """A predicted step.
+
+    Attributes:
+        seconds: by part; their sum is the step. `bubble` is a pipeline's idle time.
+        timeline: the simulated pipeline, or None without one. Of a long step it is the first part.
+    """
+
+    seconds: Mapping[str, float]
+    timeline: Timeline | None = None
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(self.seconds.values())
+
+
+def step_cost(
+    layers: Sequence[LayerCost],
+    layout: Layout,
+    setting: Setting,
+    *,
+    micro_tokens: float,
+    micro_batches: int,
+) -> StepCost:
+    """Predicted seconds of one optimizer step of the busiest rank, by part.
+
+    Args:
+        layers: costs per token: embedding, blocks, head.
+        layout: over ranks.
+        setting: everything else.
+        micro_tokens: tokens a copy of the model computes at once.
+        micro_batches: such pieces in a step.
+    """
+    pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
+    stages = [_micro_batch(piece, layout, setting, micro_tokens) for piece in pieces]
+    timeline, idle, rank = None, 0.0, 0
+    mine: Sequence[int] = (0,)
+    if layout.pipeline > 1:
+        timeline, seconds = _pipeline(stages, layout, setting, micro_tokens, micro_batches)
+        loads = [
+            sum(sum(stages[s].values()) for s in layout.stage_numbers(r))
+            for r in range(layout.pipeline)
+        ]
+        rank = max(range(layout.pipeline), key=loads.__getitem__)
+        mine = layout.stage_numbers(rank)
+        idle = max(0.0, seconds - micro_batches * loads[rank])
+    parts = {name: micro_batches * sum(stages[s][name] for s in mine) for name in stages[mine[0]]}
+    weights = sum(rank_parameters(pieces[s], layout) for s in mine)
+    kept = weights / (layout.data if layout.zero else 1)
+    sending = _copies_seconds(weights, layout, setting, micro_batches)
+    parts["communication"] += sending
+    parts["optimizer"] = kept * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / setting.bandwidth
+    if layout.offload:
+        parts["offload"] = 16 * layout.offload * kept / (setting.bandwidth / 8)
+    if layout.pipeline > 1:
+        parts["bubble"] = idle
+    return StepCost(parts, timeline)
+
+
+def stage_layers(
+    layers: Sequence[LayerCost], layout: Layout, stage: int
+) -> tuple[tuple[LayerCost, bool], ...]:
+    """The layers of a stage, each with whether it is split; embedding and head at the ends."""
+    last = len(layers) - 2
+    blocks = layout.layers_of(stage) if layout.stages else range(last)
+    found = [(layers[1 + i], i in set(layout.split_layers)) for i in blocks]
+    if blocks.start == 0:
+        found.insert(0, (layers[0], layout.split_ends))
+    if blocks.stop == last:
+        found.append((layers[-1], layout.split_ends))
+    return tuple(found)
+
+
+def rank_parameters(piece: Sequence[tuple[LayerCost, bool]], layout: Layout) -> float:
+    """Weights that a rank holds of a stage, before ZeRO."""
+    return sum(cost.parameters / (layout.tensor if split else 1) for cost, split in piece)
+
+
+def layer_seconds(
+    cost: LayerCost, layout: Layout, setting: Setting, micro_tokens: float, *, split: bool
+) -> dict[str, float]:
+    """Forward and backward of one layer for one micro-batch, on one rank, by part."""
+    device, reached = setting.cluster.device, setting.reached
+    peak = device.peak_flops[setting.number_format] * setting.device_share
+    size = FORMAT_BYTES[setting.number_format]
+    share = 1 / layout.tensor if split else 1.0
+    narrow = setting.width * (share if split else 1.0)
+    filled = reached.products * narrow / (narrow + reached.half_width)
+    rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
+    elements = cost.split_traffic * share + (cost.traffic_elements - cost.split_traffic) * rows
+    traffic = micro_tokens * elements * size * reached.traffic
+    casts = cost.parameters * share * 16 if size < 4 else 0.0
     return {
-        "matrix products": products / (peak * filled),
-        "attention": attention / (peak * reached.attention),
-        "element-wise": (traffic + casts) / bandwidth,
-        "optimizer": parameters * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / bandwidth,
-        "communication": _all_reduce_seconds(4 * parameters, ranks, cluster),
-        "overhead": micro_batches * len(layers) * reached.overhead_seconds,
+        "matrix products": 3 * micro_tokens * cost.forward_flops * share / (peak * filled),
+        "attention": 3 * micro_tokens * cost.attention_flops * share / (peak * reached.attention),
+        "element-wise": (traffic + casts) / setting.bandwidth,
+        "communication": _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0,
+        "overhead": reached.overhead_seconds,
     }
 
 
-def _all_reduce_seconds(size: float, ranks: int, cluster: ClusterFacts) -> float:
-    """A ring all-reduce, over the slowest link it crosses; half of it hides behind backward."""
-    if ranks == 1:
+def _micro_batch(
+    piece: Sequence[tuple[LayerCost, bool]], layout: Layout, setting: Setting, tokens: float
+) -> dict[str, float]:
+    total = dict.fromkeys(
+        ("matrix products", "attention", "element-wise", "communication", "overhead"), 0.0
+    )
+    for cost, split in piece:
+        for name, seconds in layer_seconds(cost, layout, setting, tokens, split=split).items():
+            total[name] += seconds
+    return total
+
+
+def stage_cost(parts: Mapping[str, float]) -> StageCost:
+    """A stage's passes from its parts: backward is twice forward, half of it for the weights."""
+    products, sending = parts["matrix products"], parts["communication"]
+    rest = sum(parts.values()) - products - sending
+    return StageCost(
+        forward=products / 3 + rest / 3 + sending / 2,
+        backward_input=products / 3 + rest * 2 / 3 + sending / 2,
+        backward_weight=products / 3,
+    )
+
+
+def _pipeline(
+    stages: Sequence[Mapping[str, float]],
+    layout: Layout,
+    setting: Setting,
+    micro_tokens: float,
+    micro_batches: int,
+) -> tuple[Timeline, float]:
+    """The simulated step and its seconds. A long step's middle repeats, and is counted, not run."""
+    costs = [stage_cost(parts) for parts in stages]
+    size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
+    if layout.sequence_parallel:
+        size /= layout.tensor
+    neighbours = layout.data * layout.tensor
+    speed = setting.link(2, neighbours) * setting.links.gather
+    send = size / speed + setting.links.latency
+    pairs, ranks = SCHEDULES[layout.schedule].pairs, layout.pipeline
+
+    def run(rounds: int) -> Timeline:
+        sequence = order(layout.schedule, ranks, rounds, layout.chunks)
+        return simulate(sequence, costs, send_seconds=send, pairs=pairs)
+
+    short = micro_batches - (micro_batches // ranks - 6) * ranks  # 6 or 7 rounds
+    fits = problem(layout.schedule, ranks, short, layout.chunks) is None
+    if micro_batches <= 7 * ranks or not fits:
+        timeline = run(micro_batches)
+        return timeline, timeline.seconds
+    timeline = run(short)
+    each = (timeline.seconds - run(short - ranks).seconds) / ranks
+    return timeline, timeline.seconds + (micro_batches - short) * each
+
+
+def _tensor_seconds(
+    cost: LayerCost, layout: Layout, setting: Setting, micro_tokens: float
+) -> float:
+    """Before and after attention and feed-forward, forward and backward, all rows travel."""
+    links, link = setting.links, setting.link(layout.tensor, 1)
+    size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
+    moved = size * (layout.tensor - 1) / layout.tensor
+    ends = 4 if cost.attention_flops else 1  # of a block; embedding and head have one
+    if layout.sequence_parallel:
+        return ends * (moved / (link * links.gather) + moved / (link * links.scatter)
+                       + 2 * links.latency)  # fmt: skip
+    return ends * (2 * moved / (link * links.reduce) + links.latency)
+
+
+def _copies_seconds(weights: float, layout: Layout, setting: Setting, micro_batches: int) -> float:
+    """Gradients averaged, or reduced to shards and weights gathered, over the copies."""
+    if layout.data == 1:
         return 0.0
-    inside = ranks <= cluster.devices_per_node or cluster.device.kind == "cpu"
-    link = cluster.node_bandwidth if inside else cluster.network_bandwidth
-    return 0.5 * 2 * (ranks - 1) / ranks * size / link
+    links = setting.links
+    link = setting.link(layout.data, layout.tensor)
+    moved = (layout.data - 1) / layout.data * weights
+    width = FORMAT_BYTES[setting.number_format]
+    hidden = links.overlap if layout.pipeline == 1 and layout.tensor == 1 else 0.0
+    if layout.zero == 0:
+        return (1 - hidden) * 2 * 4 * moved / (link * links.reduce)
+    often = micro_batches if layout.zero >= 2 and layout.pipeline == 1 else 1
+    scatter = often * 4 * moved / (link * links.scatter)
+    gathers = 2 * micro_batches if layout.zero == 3 else 1
+    return (1 - hidden) * (scatter + gathers * width * moved / (link * links.gather))

@@ -37,15 +37,67 @@ def explain(plan: "Plan") -> str:
         *_table([(d.key, d.value, d.reason) for d in plan.decisions]),
         "",
         f"Predicted step: {format_duration(expected.step_seconds)},"
-        f" {format_count(expected.tokens_per_second)} tokens/s, {expected.mfu:.0%} of the peak",
+        f" {format_count(expected.tokens_per_second)} tokens/s, {expected.mfu:.0%} of the peak"
+        + (f"; ranks compute {expected.utilisation:.0%} of it" if expected.utilisation else ""),
         "",
         *_bars({k: v for k, v in expected.seconds.items() if v}, format_duration),
         "",
         f"Predicted memory of a rank: {format_bytes(expected.memory_bytes)}",
         "",
         *_bars({k: float(v) for k, v in expected.memory.items() if v}, format_bytes),
+        *_ranks(plan),
+        *_others(plan),
     ]
     return "\n".join(lines)
+
+
+def _ranks(plan: "Plan") -> list[str]:
+    """Layers and memory of each pipeline rank."""
+    layout, memory = plan.layout, plan.predicted.ranks_memory
+    if layout.pipeline == 1:
+        return []
+    rows = []
+    for rank, parts in enumerate(memory):
+        stages = [layout.layers_of(s) for s in layout.stage_numbers(rank)]
+        layers = ", ".join(_span(stage) for stage in stages)
+        held = {"state": 0, "activations": 0}
+        for part, size in parts.items():
+            held["activations" if part in _PASSING else "state"] += size
+        detail = (
+            f"{format_bytes(held['state'])} state, {format_bytes(held['activations'])} activations"
+        )
+        rows.append(
+            (f"rank {rank}", f"layers {layers}", f"{format_bytes(sum(parts.values()))}: {detail}")
+        )
+    return ["", "Memory of each pipeline rank", "", *_table(rows)]
+
+
+_PASSING = ("activations", "logits and the head's gradient")
+
+
+def _span(layers: range) -> str:
+    return f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else f"{layers.start}"
+
+
+def _others(plan: "Plan") -> list[str]:
+    """The layouts that came next, and why the other families were not taken."""
+    lines: list[str] = []
+    if len(plan.alternatives) > 1:
+        best = plan.alternatives[0].tokens_per_second
+        rows = [
+            (
+                other.layout.text(),
+                f"{other.micro_batches} x {other.micro_batch}",
+                f"{other.tokens_per_second / best:.1%} of the speed, bubble {other.bubble:.0%},"
+                f" {format_bytes(other.memory_bytes)}",
+            )
+            for other in plan.alternatives
+        ]
+        lines += ["", "Fastest layouts (micro-batches x sequences)", "", *_table(rows)]
+    if plan.rejected:
+        rows = [(r.key, r.value, r.reason) for r in plan.rejected]
+        lines += ["", "Not taken", "", *_table(rows)]
+    return lines
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
-from danlu.planner.cost import FORMAT_BYTES
+from danlu.planner.cost import FORMAT_BYTES, rank_parameters, stage_layers
+from danlu.planner.layout import Layout
+from danlu.planner.schedule import order, peak_activations
 
 __all__ = ["memory_bytes"]
 
@@ -15,35 +17,79 @@ device)."""
 def memory_bytes(
     layers: Sequence[LayerCost],
     shape: ModelShape,
+    layout: Layout,
     *,
     kind: str,
     number_format: str,
-    micro_tokens: int,
+    micro_tokens: float,
+    micro_batches: int,
     backend: str,
-) -> dict[str, int]:
-    """Predicted peak bytes of a rank by part; their sum is the peak.
+) -> tuple[dict[str, int], ...]:
+    """Predicted peak bytes by part, for each pipeline rank; the sum of one is its peak.
 
     Args:
-        layers: costs per token, in order.
+        layers: costs per token: embedding, blocks, head.
         shape: the model.
+        layout: over ranks.
         kind: of device, `cpu` or `cuda`.
         number_format: of products and activations.
-        micro_tokens: tokens a rank computes at once.
+        micro_tokens: tokens a copy of the model computes at once.
+        micro_batches: such pieces in a step.
         backend: PyTorch's operations keep more for backward than the native ones.
     """
     width = FORMAT_BYTES[number_format]
-    parameters = sum(layer.parameters for layer in layers)
-    kept = 1.0 if backend == "native" else 1.9
-    activations = micro_tokens * sum(c.saved_elements for c in layers) * width * kept
-    piece = max(LOSS_PIECE_ROWS, LOSS_PIECE_BYTES[kind] // (shape.vocab_size * width))
-    rows = min(micro_tokens, piece)
-    head = rows * shape.vocab_size * width * 2 + 6 * shape.vocab_size * shape.hidden_size
+    pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
+    kept = micro_tokens * width * (1.0 if backend == "native" else 1.9)
+    saved = [kept * sum(_saved(cost, layout, split=s) for cost, s in piece) for piece in pieces]
+    held: Sequence[float] = saved
+    if layout.pipeline > 1:
+        sizes = [own + width * micro_tokens * shape.hidden_size for own in saved]
+        held = peak_activations(
+            order(layout.schedule, layout.pipeline, micro_batches, layout.chunks), sizes
+        )
+    piece_rows = max(LOSS_PIECE_ROWS, LOSS_PIECE_BYTES[kind] // (shape.vocab_size * width))
+    rows = min(micro_tokens, piece_rows)
+    vocabulary = shape.vocab_size / (layout.tensor if layout.split_ends else 1)
+    head = rows * vocabulary * width * 2 + 6 * vocabulary * shape.hidden_size
+    table = []
+    for rank in range(layout.pipeline):
+        mine = layout.stage_numbers(rank) if layout.pipeline > 1 else (0,)
+        weights = sum(rank_parameters(pieces[s], layout) for s in mine)
+        largest = max(rank_parameters(pieces[s][i : i + 1], layout)
+                      for s in mine for i in range(len(pieces[s])))  # fmt: skip
+        last = max(mine) == len(pieces) - 1
+        table.append(
+            _state_bytes(weights, largest, layout, width)
+            | {
+                "activations": int(held[rank]),
+                "logits and the head's gradient": int(head) if last else 0,
+                "process": _PROCESS_BYTES[kind],
+            }
+        )
+    return tuple(table)
+
+
+def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
+    rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
+    share = 1 / layout.tensor if split else 1.0
+    return cost.split_saved * share + (cost.saved_elements - cost.split_saved) * rows
+
+
+def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> dict[str, int]:
+    """Weights, gradients and optimizer state of a rank (ZeRO: arXiv 1910.02054, section 5)."""
+    copies = layout.data if layout.zero else 1
+    working = 0.0 if width == 4 else width * weights
+    gradients = 4 * weights
+    if layout.zero in (1, 2):  # shards in fp32, and all of the weights gathered from them
+        working = width * weights
+    if layout.zero == 3:  # a layer and the one that is fetched ahead
+        working = width * min(2 * largest, weights)
+    if layout.zero >= 2 and layout.pipeline == 1:
+        gradients = 4 * (weights / copies + min(largest, weights))
+    moments = 8 * weights / copies
     return {
-        "weights (fp32)": 4 * parameters,
-        "gradients (fp32)": 4 * parameters,
-        "optimizer (two fp32 moments)": 8 * parameters,
-        "weights in the computing format": 0 if width == 4 else width * parameters,
-        "activations": int(activations),
-        "logits and the head's gradient": head,
-        "process": _PROCESS_BYTES[kind],
+        "weights (fp32)": int(4 * weights / copies),
+        "gradients (fp32)": int(gradients),
+        "optimizer (two fp32 moments)": int(moments * (1 - layout.offload)),
+        "weights in the computing format": int(working),
     }

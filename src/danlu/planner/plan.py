@@ -15,8 +15,9 @@ from danlu.base.errors import CheckpointError
 from danlu.base.facts import ClusterFacts, ModelShape
 from danlu.base.files import write_json
 from danlu.planner.explain import explain
+from danlu.planner.layout import Layout
 
-__all__ = ["Decision", "Plan", "Prediction"]
+__all__ = ["Alternative", "Decision", "Plan", "Prediction"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Prediction:
         tokens_per_second: over all ranks.
         mfu: model FLOP over what the used devices could do at their peak in the same time.
         seconds: the step by part.
-        memory: bytes of a rank by part.
+        memory: bytes by part of the rank that needs most.
+        ranks_memory: the same of each pipeline rank.
+        utilisation: share of the time that a pipeline's ranks compute; None without a pipeline.
     """
 
     step_seconds: float
@@ -45,11 +48,29 @@ class Prediction:
     mfu: float
     seconds: Mapping[str, float]
     memory: Mapping[str, int]
+    ranks_memory: tuple[Mapping[str, int], ...] = ()
+    utilisation: float | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of a rank."""
         return sum(self.memory.values())
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A layout that was weighed, with what it should cost.
+
+    `bubble` is the share of the step in which the busiest rank waits for others.
+    """
+
+    layout: Layout
+    micro_batch: int
+    micro_batches: int
+    step_seconds: float
+    tokens_per_second: float
+    memory_bytes: int
+    bubble: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +82,7 @@ class Plan:
         parameters: its weights.
         flops_per_token: of training.
         cluster: the machines it was made for.
-        data_parallel: copies of the model (and ranks).
+        layout: how the model lies over ranks.
         threads: CPU threads of a rank.
         format: of activations and matrix products.
         backend: `native` or `torch` operations.
@@ -76,13 +97,15 @@ class Plan:
         evaluate_tokens: held-out tokens of an evaluation.
         predicted: what a step should cost.
         decisions: how each number came about.
+        alternatives: the layouts that are predicted to be fastest, this one first.
+        rejected: families of layouts that were not chosen, and why.
     """
 
     model: ModelShape
     parameters: int
     flops_per_token: float
     cluster: ClusterFacts
-    data_parallel: int
+    layout: Layout
     threads: int
     format: str
     backend: str
@@ -98,16 +121,18 @@ class Plan:
     checkpoint_every: int
     predicted: Prediction
     decisions: tuple[Decision, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    rejected: tuple[Decision, ...] = ()
 
     @property
     def batch_sequences(self) -> int:
         """Sequences of an optimizer step, over all ranks."""
-        return self.data_parallel * self.micro_batch * self.accumulation
+        return self.layout.data * self.micro_batch * self.accumulation
 
     @property
     def peak_flops(self) -> float:
         """Peak FLOP/s of all devices that the run uses, in its format."""
-        devices = 1 if self.cluster.device.kind == "cpu" else self.data_parallel
+        devices = 1 if self.cluster.device.kind == "cpu" else self.layout.ranks
         nodes = self.cluster.nodes if self.cluster.device.kind == "cpu" else 1
         return self.cluster.device.peak_flops[self.format] * devices * nodes
 
@@ -115,7 +140,7 @@ class Plan:
     def hash(self) -> str:
         """Twelve hex digits over everything that is decided (not over what is predicted)."""
         values = self.to_dict()
-        for name in ("hash", "predicted", "decisions", "cluster"):
+        for name in ("hash", "predicted", "decisions", "cluster", "alternatives", "rejected"):
             values.pop(name, None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -124,9 +149,11 @@ class Plan:
         """The plan as JSON-ready values, without its hash."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["model"] = asdict(self.model)
+        values["layout"] = self.layout.to_dict()
         values["cluster"] = self.cluster.to_dict()
         values["predicted"] = asdict(self.predicted)
-        values["decisions"] = [asdict(d) for d in self.decisions]
+        for name in ("decisions", "alternatives", "rejected"):
+            values[name] = [asdict(item) for item in getattr(self, name)]
         return values
 
     @classmethod
@@ -135,9 +162,17 @@ class Plan:
         known = {f.name for f in fields(cls)}
         chosen = {k: v for k, v in values.items() if k in known}
         chosen["model"] = ModelShape(**values["model"])
+        chosen["layout"] = Layout.from_dict(values["layout"])
         chosen["cluster"] = ClusterFacts.from_dict(values["cluster"])
-        chosen["predicted"] = Prediction(**values["predicted"])
-        chosen["decisions"] = tuple(Decision(**d) for d in values["decisions"])
+        chosen["predicted"] = Prediction(
+            **{**values["predicted"], "ranks_memory": tuple(values["predicted"]["ranks_memory"])}
+        )
+        for name in ("decisions", "rejected"):
+            chosen[name] = tuple(Decision(**d) for d in values[name])
+        chosen["alternatives"] = tuple(
+            Alternative(**{**a, "layout": Layout.from_dict(a["layout"])})
+            for a in values["alternatives"]
+        )
         return cls(**chosen)
 
     def explain(self) -> str:
@@ -157,6 +192,8 @@ class Plan:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise TypeError("it holds no keys")
             return cls.from_dict(values)
         except FileNotFoundError:
             raise CheckpointError(str(path), "there is no plan.", "Is this a run folder?") from None

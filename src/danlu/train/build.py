@@ -3,12 +3,15 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from danlu.base.files import explain_disk_full
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
 from danlu.data.loader import Loader, training_order
@@ -16,9 +19,15 @@ from danlu.hardware.comm import Comm
 from danlu.hardware.device import Device, open_device
 from danlu.hardware.seed import generator
 from danlu.kernels.dispatch import Ops, choose_ops, torch_ops
-from danlu.models.transformer import Transformer
+from danlu.models.transformer import DIVIDED, PLACEMENTS, Transformer
 from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
+from danlu.parallel import zero
+from danlu.parallel.mesh import Ranks, arrange, fill
+from danlu.parallel.offload import Offload
+from danlu.parallel.pipeline import Pipeline
+from danlu.parallel.tensor import split_model, split_ops
+from danlu.planner.layout import Layout
 from danlu.planner.plan import Plan
 from danlu.precision.formats._base import FORMATS
 
@@ -27,80 +36,150 @@ __all__ = ["Learner", "build", "build_loader", "build_model", "document_end"]
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns: a model on its device, with its update rule.
+    """What learns: a model on its devices, with its update rule.
 
     Attributes:
         plan: the numbers.
-        comm: all ranks.
+        ranks: this rank's place among all.
         device: what this rank computes on.
-        model: the transformer itself.
-        forward: what the loop calls: the model, or the model that averages gradients over ranks.
+        model: the transformer, or the part of it that this rank holds.
+        forward: what computes a micro-batch's loss where this rank holds all layers: the model, or
+            the model that averages gradients over ranks.
+        pipeline: what runs a whole step where layers are cut into stages, else None.
+        sharded: modules whose weights ZeRO has sharded over ranks.
         optimizer, schedule: the update rule and its learning rate.
+        offload: the part of the optimizer's state that lives in a file, or None.
         clip: largest global gradient norm, or None.
+        bucket: bytes in which gradients travel.
     """
 
     plan: Plan
-    comm: Comm
+    ranks: Ranks
     device: Device
     model: Transformer
     forward: nn.Module
+    pipeline: Pipeline | None
+    sharded: tuple[nn.Module, ...]
     optimizer: torch.optim.AdamW
+    offload: Offload | None
     schedule: Schedule
     clip: float | None
+    bucket: int
 
-    def without_averaging(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, backward passes add to this rank's gradients alone (all but a step's last)."""
-        if isinstance(self.forward, DistributedDataParallel):
+    def micro_batch(self, *, first: bool, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around one micro-batch: ranks exchange gradients in the last one, if they can wait."""
+        if self.sharded:
+            return zero.micro_batch(self.model, self.plan.layout.zero, first=first, last=last)
+        if isinstance(self.forward, DistributedDataParallel) and not last:
             return self.forward.no_sync()
         return contextlib.nullcontext()
 
 
-def build(config: RunConfig, plan: Plan, comm: Comm, *, note: Callable[[str], None]) -> Learner:
+def build(
+    config: RunConfig, plan: Plan, comm: Comm, *, scratch: Path, note: Callable[[str], None]
+) -> Learner:
     """Builds what learns, in one fixed order; the model has its first weights.
 
     Args:
         config: for what the plan does not decide (optimizer constants, seed).
         plan: the numbers.
         comm: all ranks.
+        scratch: a folder for state that does not stay in memory.
         note: told what a person should know (a kernel that falls back).
     """
     kind = plan.cluster.device.kind
     device = open_device(kind, threads=plan.threads, index=comm.local_rank)
+    ranks = arrange(plan.layout, comm)
     ops = choose_ops(plan.cluster.device, note) if plan.backend == "native" else torch_ops()
-    model = build_model(plan, ops, device.torch)
-    model.initialize(_initializer(config.train.seed))
+    model = build_model(plan, ops, device.torch, ranks)
+    segments = _segments(model, ranks)
     if plan.compile:
         for block in model.layers.values():
             block.compile(dynamic=False)
+    sharded: tuple[nn.Module, ...] = ()
+    if plan.layout.zero:
+        sharded = tuple(segments.values())
+        zero.shard_state(sharded, model.layers.values(), ranks, model.dtype)
+    model.to(device.torch)
+    model.initialize(_initializer(config.train.seed))
+    pipeline = None
+    if plan.layout.pipeline > 1:
+        pipeline = Pipeline(segments, ranks, plan.accumulation, device.torch)
+    optimizer = build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate)
+    offload = None
+    if plan.layout.offload:
+        file = scratch / f"optimizer-{comm.rank}"
+        with explain_disk_full(scratch, "Make room, or lower zero_optimization.offload_ratio."):
+            offload = Offload(optimizer, plan.layout.offload, file)
     return Learner(
         plan=plan,
-        comm=comm,
+        ranks=ranks,
         device=device,
         model=model,
-        forward=_averaged(model, config, comm, device),
-        optimizer=build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate),
+        forward=_averaged(model, config, ranks, device),
+        pipeline=pipeline,
+        sharded=sharded,
+        optimizer=optimizer,
+        offload=offload,
         schedule=_schedule(config, plan),
         clip=config.optimizer.gradient_clip,
+        bucket=config.communication.bucket,
     )
 
 
-def build_model(plan: Plan, ops: Ops, device: torch.device) -> Transformer:
-    """The transformer on its device, its weights without values yet."""
-    number_format = FORMATS.find(plan.format)
-    with device:
-        return Transformer(plan.model, ops, number_format.dtype)
+def build_model(plan: Plan, ops: Ops, device: torch.device, ranks: Ranks) -> Transformer:
+    """The part of the transformer that this rank holds, its weights without values yet.
+
+    Where ranks share the model it is made on the CPU, whose memory is not touched before weights
+    have values: no rank needs room for more than its part.
+    """
+    layout, dtype = plan.layout, FORMATS.find(plan.format).dtype
+    part = None
+    if layout.pipeline > 1:
+        part = [i for s in layout.stage_numbers(ranks.stage) for i in layout.layers_of(s)]
+    sequence = layout.sequence_parallel
+    if layout.tensor > 1:
+        ops = split_ops(ops, ranks.axis("tensor"), sequence_parallel=sequence)
+    with device if layout.plain else torch.device("cpu"):
+        model = Transformer(plan.model, ops, dtype, part)
+    if layout.tensor > 1:
+        split_model(
+            model,
+            ranks.axis("tensor"),
+            PLACEMENTS,
+            DIVIDED,
+            wanted=partial(_is_split, layout),
+            sequence_parallel=sequence,
+        )
+    return model
+
+
+def _is_split(layout: Layout, path: str) -> bool:
+    """Whether the layout splits the weight of the module at `path`."""
+    _, _, rest = path.partition(".")
+    return int(rest.split(".")[0]) in layout.split_layers if rest else layout.split_ends
+
+
+def _segments(model: Transformer, ranks: Ranks) -> dict[int, nn.Module]:
+    """What this rank calls: its pipeline stages by number, or the whole model."""
+    layout = ranks.layout
+    if layout.pipeline == 1:
+        return {0: model}
+    return {s: model.segment(layout.layers_of(s)) for s in layout.stage_numbers(ranks.stage)}
 
 
 def _initializer(seed: int) -> Callable[[str, Tensor, float], None]:
     def draw(name: str, weight: Tensor, deviation: float) -> None:
         numbers = torch.empty(weight.shape)  # on the CPU: the same first weights on every device
-        weight.copy_(numbers.normal_(0.0, deviation, generator=generator(seed, "weights", name)))
+        numbers.normal_(0.0, deviation, generator=generator(seed, "weights", name))
+        fill(weight, numbers)
 
     return draw
 
 
-def _averaged(model: Transformer, config: RunConfig, comm: Comm, device: Device) -> nn.Module:
-    if comm.world == 1:
+def _averaged(model: Transformer, config: RunConfig, ranks: Ranks, device: Device) -> nn.Module:
+    """The model, or with plain data parallelism the one that averages during backward."""
+    if not ranks.layout.plain or ranks.layout.data == 1:
         return model
     return DistributedDataParallel(
         model,
@@ -127,7 +206,7 @@ def document_end(config: RunConfig, corpus: Corpus) -> int | None:
 
 
 def build_loader(
-    config: RunConfig, plan: Plan, corpus: Corpus, comm: Comm, *, position: int = 0
+    config: RunConfig, plan: Plan, corpus: Corpus, ranks: Ranks, *, position: int = 0
 ) -> Loader:
     """This rank's batches, from the sample at `position` on."""
     stream = corpus.stream("train")
@@ -138,8 +217,8 @@ def build_loader(
         sequence_length=length,
         batch_sequences=plan.batch_sequences,
         micro_batch=plan.micro_batch,
-        rank=comm.rank,
-        world=comm.world,
+        rank=ranks.copy,
+        world=plan.layout.data,
         position=position,
         prefetch=config.data_pipeline.prefetch,
         document_starts=document_end(config, corpus),

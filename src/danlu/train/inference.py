@@ -1,6 +1,7 @@
 """A trained model taken out of its run folder, to be used."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +30,22 @@ class LoadedModel(NamedTuple):
     step: int
 
 
-def load_model(path: str | Path, *, device: str = "auto") -> LoadedModel:
+def load_model(
+    path: str | Path, *, device: str = "auto", warn: Callable[[str], None] = warnings.warn
+) -> LoadedModel:
     """The newest whole checkpoint of a run, ready to generate.
 
     Args:
         path: the run's folder.
         device: `cpu`, `cuda` or `auto`.
+        warn: told about a newer checkpoint that is broken.
 
     Raises:
         UserError: no run folder, or no checkpoint in it yet.
     """
     folder = RunFolder.existing(path)
     plan = Plan.load(folder.plan)
-    store = CheckpointStore(folder.checkpoints, Comm(), keep=1, warn=lambda text: None)
+    store = CheckpointStore(folder.checkpoints, Comm(), keep=1, warn=warn)
     newest = store.newest()
     if newest is None:
         raise CheckpointError(

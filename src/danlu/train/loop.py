@@ -1,6 +1,5 @@
 """The training loop."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,10 +10,11 @@ from torch import Tensor
 from danlu.base.facts import StepReport
 from danlu.data.loader import Batch, Loader
 from danlu.monitor.meter import Meter
+from danlu.parallel.gradients import clip_gradients, combine_gradients
 from danlu.train.build import Learner
 from danlu.train.control import StopRequest
 
-__all__ = ["Ended", "clip", "forward_backward", "train_steps", "update"]
+__all__ = ["Ended", "clip", "forward_backward", "on_device", "train_steps", "update"]
 
 
 class Ended(NamedTuple):
@@ -34,6 +34,7 @@ def train_steps(
     stop: StopRequest,
     *,
     first: int,
+    check_every: int,
     report_every: int,
     on_report: Callable[[StepReport], None],
     after_step: Callable[[int], None],
@@ -46,6 +47,7 @@ def train_steps(
         meter: measures.
         stop: a wish to end after the step.
         first: steps already done.
+        check_every: steps after which ranks look at the loss and agree on a wish to stop.
         report_every: steps between two reports (which make the host wait for the device).
         on_report: given each report.
         after_step: called after each step (its update is done) with its number.
@@ -59,11 +61,14 @@ def train_steps(
         loss = forward_backward(learner, batches)
         norm = clip(learner)
         meter.add(loss, tokens=plan.batch_tokens, data_seconds=waited)
-        stopping = False
-        if step % report_every == 0 or step in (first + 1, plan.steps):
+        stopping, due = False, step % report_every == 0 or step in (first + 1, plan.steps)
+        if due or step % check_every == 0:
             report, stopping = meter.collect(step, norm, rate, stop=stop.wanted)
-            on_report(report)
-            if not meter.finite(report):  # before the update: the weights are still good
+            finite = meter.finite(report)
+            if due or stopping or not finite:
+                on_report(report)
+                meter.restart()
+            if not finite:  # before the update: the weights are still good
                 return Ended(step - 1, "nan")
         update(learner, rate)
         after_step(step)
@@ -75,26 +80,36 @@ def train_steps(
 def forward_backward(learner: Learner, batches: Sequence[Batch]) -> Tensor:
     """Gradients of a step's mean loss; returns this rank's share of that mean.
 
-    Averaging over ranks divides by their number, so each rank's loss carries that factor.
+    Averaging over copies of the model divides by their number, so each copy's loss carries that
+    factor.
     """
-    device, world = learner.device.torch, learner.comm.world
-    scale = world / learner.plan.batch_tokens
-    total = torch.zeros((), device=device)
-    for index, batch in enumerate(batches):
-        last = index == len(batches) - 1
-        starts = None if batch.starts_bt is None else batch.starts_bt.to(device)
-        with contextlib.nullcontext() if last else learner.without_averaging():
-            ids, targets = batch.ids_bt.to(device), batch.targets_bt.to(device)
-            loss = learner.forward(ids, targets, starts, scale)
-            loss.backward()
-        total += loss.detach()
-    return total / world
+    layout = learner.plan.layout
+    scale = layout.data / learner.plan.batch_tokens
+    moved = [on_device(batch, learner.device.torch) for batch in batches]
+    if learner.pipeline is not None:
+        total = learner.pipeline.run(moved, scale)
+    else:
+        total = torch.zeros((), device=learner.device.torch)
+        for index, (ids, targets, starts) in enumerate(moved):
+            with learner.micro_batch(first=index == 0, last=index == len(moved) - 1):
+                loss = learner.forward(ids, targets, starts, scale)
+                loss.backward()
+            total += loss.detach()
+    combine_gradients(learner.model, learner.ranks, learner.bucket)
+    return total / (layout.data * layout.tensor)
+
+
+def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ids, targets and document starts of a batch, on `device`."""
+    starts = None if batch.starts_bt is None else batch.starts_bt.to(device)
+    return batch.ids_bt.to(device), batch.targets_bt.to(device), starts
 
 
 def clip(learner: Learner) -> Tensor:
     """The global gradient norm, before gradients are scaled down to the limit."""
-    limit = torch.inf if learner.clip is None else learner.clip
-    return torch.nn.utils.clip_grad_norm_(learner.model.parameters(), limit)
+    if learner.offload is not None:
+        learner.offload.fetch()
+    return clip_gradients(learner.model, learner.ranks, learner.clip)
 
 
 def update(learner: Learner, rate: float) -> None:
@@ -102,4 +117,6 @@ def update(learner: Learner, rate: float) -> None:
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     learner.optimizer.step()
+    if learner.offload is not None:
+        learner.offload.release()
     learner.optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from danlu.base.errors import CheckpointError, DanluError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
-from danlu.base.files import write_json
+from danlu.base.files import explain_disk_full, write_json
 from danlu.base.units import format_bytes, format_count, format_rate
 from danlu.checkpoint.disk import CheckpointStore, read_facts
 from danlu.checkpoint.state import CheckpointFacts
@@ -24,6 +24,7 @@ from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import Comm, join_ranks, launched_nodes, launched_world
 from danlu.hardware.device import device_kind, probe
 from danlu.models.generate import Sampling, generate
+from danlu.models.transformer import Transformer
 from danlu.monitor.live import Display, open_display
 from danlu.monitor.meter import Meter
 from danlu.monitor.recorder import Recorder
@@ -36,10 +37,14 @@ from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
 from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
+from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
 from danlu.train.planning import plan_run
 
 __all__ = ["Run", "open_run"]
+
+_SAMPLED_PARAMETERS = 2e9
+"""A larger model is not read back by one rank only to write a sample."""
 
 
 class Run:
@@ -93,15 +98,21 @@ class Run:
         except UserError:
             self.folder.discard()
             raise
+        if self.comm.largest(float(stop.wanted)):
+            self.folder.discard()
+            self._display.stop("interrupted")
+            return "interrupted"
         if first >= self.plan.steps:
             self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
             return "done"
         self._announce(first)
-        loader = build_loader(self.config, self.plan, self.corpus, self.comm, position=position)
+        loader = build_loader(self.config, self.plan, self.corpus, learner.ranks, position=position)
         with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
             ended = self._train(learner, loader, stop, recorder, first)
         if ended.reason != "nan":
-            self._save(learner, loader, ended.step)
+            with stop.saving():
+                self._save(learner, loader, ended.step)
+            self._sample_from_checkpoint(ended.step)
         loader.close()
         self._close(ended)
         return ended.reason
@@ -113,8 +124,15 @@ class Run:
     def _build(self) -> tuple[Learner, int, int]:
         """What learns, the steps it has done, and the samples it has read."""
         self._display.phase("building the model and its kernels", 0, None)
-        learner = build(self.config, self.plan, self.comm, note=self._note)
+        scratch = self.folder.path / "offload"
+        learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
         newest = self._store.newest()
+        if newest is None and self.comm.share(any(self._store.all())):
+            raise CheckpointError(
+                str(self.folder.checkpoints),
+                "no checkpoint of this run is whole.",
+                "Use folder=… for a new run, or delete this folder to start again from step 0.",
+            )
         if newest is None:
             if self.config.checkpoint.start_from is not None:
                 self._start_from(learner, self.config.checkpoint.start_from)
@@ -180,16 +198,18 @@ class Run:
                 if last or step % plan.evaluate_every == 0:
                     self._evaluate(learner, step, recorder, last=last)
                 if not last and step % plan.checkpoint_every == 0:
-                    self._try_to_save(learner, loader, step)
+                    with stop.saving():
+                        self._try_to_save(learner, loader, step)
 
-        every = self.config.monitor.log_every
+        every, often = self.config.monitor.log_every, 1 if learner.device.kind == "cpu" else 10
         return train_steps(
             learner,
             loader,
             meter,
             stop,
             first=first,
-            report_every=(1 if learner.device.kind == "cpu" else 10) if every == "auto" else every,
+            check_every=often,
+            report_every=often if every == "auto" else every,
             on_report=on_report,
             after_step=after_step,
         )
@@ -207,20 +227,36 @@ class Run:
         if evaluation is not None:
             recorder.evaluation(evaluation)
             self._display.evaluation(evaluation)
+        if not self.plan.layout.plain:  # no rank has the whole model
+            return
         prompts = self.config.monitor.sample_prompts
         if prompts and not last:  # one a time: they cost training time
             prompts = (prompts[step // self.plan.evaluate_every % len(prompts)],)
+        self._sample(learner.model, prompts, step)
+
+    def _sample_from_checkpoint(self, step: int) -> None:
+        """What the model writes, where ranks share it: the first one reads all of it back."""
+        prompts = self.config.monitor.sample_prompts
+        if self.plan.layout.plain or not self.comm.first or not prompts:
+            return
+        if self.plan.parameters > _SAMPLED_PARAMETERS:
+            self._note("No sample is written: the model is large. Use danlu generate.")
+            return
+        loaded = load_model(self.folder.path, device=self.config.train.device)
+        self._sample(loaded.model, prompts, step)
+
+    def _sample(self, model: Transformer, prompts: tuple[str, ...], step: int) -> None:
         for prompt in prompts if self.config.monitor.sample_tokens else ():
-            text = self._continue(learner, prompt, step)
+            text = self._continue(model, prompt, step)
             self._event("sample", step=step, prompt=prompt, text=text)
             self._display.sample(prompt, text)
 
-    def _continue(self, learner: Learner, prompt: str, step: int) -> str:
+    def _continue(self, model: Transformer, prompt: str, step: int) -> str:
         tokenizer = self.corpus.tokenizer
         ids = [int(i) for i in tokenizer.encode_batch([prompt])[0]]
         tokens = self.config.monitor.sample_tokens
         sampling = Sampling(seed=self.config.train.seed + step)
-        return tokenizer.decode(list(generate(learner.model, ids, tokens, tokenizer.end, sampling)))
+        return tokenizer.decode(list(generate(model, ids, tokens, tokenizer.end, sampling)))
 
     def _save(self, learner: Learner, loader: Loader, step: int) -> None:
         began = time.perf_counter()
@@ -265,7 +301,7 @@ class Run:
         self._event("start", step=first, plan=plan.hash, world=self.comm.world, device=device.name)
         if not self.comm.first:
             return
-        corpus, ranks = self.corpus.facts, f" x {plan.data_parallel} ranks"
+        corpus, ranks = self.corpus.facts, plan.layout.ranks
         facts = {
             "model": f"{format_count(plan.parameters)} parameters, {plan.model.layers} layers of"
             f" {plan.model.hidden_size}, sequences of {plan.model.sequence_length}",
@@ -274,7 +310,7 @@ class Run:
             "run": f"{plan.steps} steps of {format_count(plan.batch_tokens)} tokens, learning rate"
             f" {plan.learning_rate:g}",
             "device": f"{device.name}, {plan.threads} threads"
-            f"{ranks if plan.data_parallel > 1 else ''}, {plan.format} at"
+            f"{f' x {ranks} ranks ({plan.layout.text()})' if ranks > 1 else ''}, {plan.format} at"
             f" {format_rate(plan.peak_flops)}, {plan.backend} kernels",
             "expected": f"{format_count(plan.predicted.tokens_per_second)} tokens/s,"
             f" {format_bytes(plan.predicted.memory_bytes)} a rank",
@@ -378,10 +414,16 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
         sequence_length=plan.model.sequence_length,
         seed=config.train.seed,
     )
-    folder.claim(config)
-    plan.save(folder.plan)
-    corpus.tokenizer.save(folder.tokenizer)
-    write_json(folder.data, {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint})
+    with explain_disk_full(folder.path, "Make room, or use folder=… on another disk."):
+        try:
+            folder.claim(config)
+            plan.save(folder.plan)
+            corpus.tokenizer.save(folder.tokenizer)
+            facts = {"folder": str(corpus.folder), "fingerprint": corpus.fingerprint}
+            write_json(folder.data, facts)
+        except OSError:
+            folder.discard()
+            raise
     return Decided(folder, plan, corpus.folder)
 
 

@@ -6,7 +6,12 @@ from danlu.base.errors import UserError
 from danlu.train.folder import RunFolder
 from danlu.train.run import open_run
 
-__all__ = ["main"]
+__all__ = ["PEER_IS_GONE", "main"]
+
+PEER_IS_GONE = 75
+"""Exit code of a rank that is well but has lost another (EX_TEMPFAIL of sysexits.h)."""
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+"""What Gloo says in a rank whose peer has died or hangs."""
 
 
 def main(path: str) -> int:
@@ -18,6 +23,10 @@ def main(path: str) -> int:
     except UserError as error:  # every rank raises it; the output of all but the first is a file
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _LOST):
+            raise
+        return PEER_IS_GONE
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def plan(steps: int = 400) -> dict[str, Any]:
               "torch": 2.5e8}  # fmt: skip
     return {
         "hash": "3fa92c01b7de", "model": model, "parameters": 10_623_232, "flops_per_token": 6.9e7,
-        "data_parallel": 1, "threads": 2, "micro_batch": 16, "accumulation": 4,
+        "layout": {"data": 1, "tensor": 1, "pipeline": 1},
+        "threads": 2, "micro_batch": 16, "accumulation": 4,
         "batch_tokens": BATCH_TOKENS, "steps": steps, "learning_rate": 1.6e-3, "format": "fp32",
         "backend": "native", "compile": False,
         "cluster": {"nodes": 1, "devices_per_node": 1, "device": device,

@@ -75,7 +75,7 @@ def test_a_run_that_diverged_says_so(make_run: MakeRun, append_lines: Append) ->
 def test_mfu_is_a_share_of_all_devices(make_run: MakeRun) -> None:
     folder = make_run(30)
     plan = json.loads((folder / "plan.json").read_text())
-    plan["data_parallel"] = 8
+    plan["layout"]["data"] = 8
     (folder / "plan.json").write_text(json.dumps(plan))
     assert summarise(folder).peak_flops == 2.1e11  # eight ranks share one CPU
     plan["cluster"]["device"]["kind"] = "cuda"

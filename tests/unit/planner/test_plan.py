@@ -27,7 +27,7 @@ def plan(*words, cluster=LAPTOP, world=None, before=None):
 def test_every_auto_becomes_a_number_with_a_reason():
     made = plan()
     assert made.batch_tokens == made.batch_sequences * made.model.sequence_length
-    assert (made.data_parallel, made.threads, made.format, made.backend) == (1, 2, "bf16", "native")
+    assert (made.layout.ranks, made.threads, made.format, made.backend) == (1, 2, "bf16", "native")
     assert {d.key for d in made.decisions} >= {
         "train.steps", "train.batch_tokens", "train.micro_batch", "optimizer.learning_rate",
         "data_parallel.degree", "launch.threads", "precision.format", "kernels.compile",
@@ -56,7 +56,7 @@ def test_a_broken_plan_file_is_one_clear_line(tmp_path, text):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cluster_is_planned_without_having_it(device):
     made = plan("model.preset=1b", "train.steps=1000", cluster=parse_cluster(f"2x8x{device}"))
-    assert made.data_parallel == 16
+    assert made.layout.data == 16
     assert made.backend == "torch"
     assert made.predicted.memory_bytes < made.cluster.device.memory_bytes
     assert 0 < made.predicted.mfu < 1
@@ -78,7 +78,7 @@ def test_a_resumed_run_keeps_what_decides_learning_on_any_machine():
     )
     for name in ("steps", "batch_tokens", "learning_rate", "warmup_steps", "format"):
         assert getattr(after, name) == getattr(before, name)
-    assert after.data_parallel == 2
+    assert after.layout.data == 2
     longer = plan("train.steps=5000", before=before)
     assert (longer.steps, longer.learning_rate) == (5000, before.learning_rate)
 
@@ -95,7 +95,7 @@ def test_fewer_micro_batches_fit_into_less_memory():
     [
         (["memory.limit=100MiB"], None, r"model: a rank needs .* of memory, 100 MiB are allowed"),
         (["train.micro_batch=3", "train.batch_tokens=2048"], None, r"3 does not divide the 8 seq"),
-        (["data_parallel.degree=2"], 4, r"data_parallel.degree: 2 copies, but 4 ranks were"),
+        (["data_parallel.degree=2"], 4, r"degree 2 makes 2 ranks, but 4 were started"),
         (["precision.format=fp32", "kernels.backend=native"], None, r"native kernels compute bf16"),
         (["kernels.compile=true"], None, r"kernels.compile: native kernels are not compiled"),
     ],
@@ -106,9 +106,11 @@ def test_what_cannot_be_is_one_clear_line(words, world, message):
 
 
 def test_a_gpu_model_that_does_not_fit_says_what_would():
-    with pytest.raises(ConfigError, match="Use a smaller model.preset"):
+    with pytest.raises(ConfigError, match="allowed. Use a smaller model.preset"):
         plan("model.preset=70b", cluster=parse_cluster("8xh100"))
-    with pytest.raises(ConfigError, match=r"9 copies need 9 devices, there are 8"):
+    with pytest.raises(ConfigError, match="It fits with zero_optimization.stage=2; or use"):
+        plan("model.preset=7b", cluster=parse_cluster("8xh100"))
+    with pytest.raises(ConfigError, match=r"data_parallel.degree 9 does not fit on 8 devices"):
         plan("data_parallel.degree=9", cluster=parse_cluster("8xh100"))
 
 
@@ -137,4 +139,4 @@ def test_a_cluster_that_is_not_understood_is_one_clear_line(text, message):
 
 def test_ten_thousand_devices_are_planned_at_once():
     made = plan("model.preset=1b", "train.steps=10", cluster=parse_cluster("1250x8xh100"))
-    assert made.data_parallel == 10_000
+    assert made.layout.data == 10_000

@@ -1,0 +1,163 @@
+"""Pipeline parallelism on torch.distributed.pipelining.
+
+The stages that a rank holds become PyTorch's pipeline stages, and one of PyTorch's schedules runs
+their forward and backward passes over the micro-batches of a step. A stage is handed the residual
+stream of the one before; token ids, targets and document starts are known to every rank (they read
+the same samples), so nothing else travels.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+    _Action,
+    _ComputationType,
+    _PipelineSchedule,
+    _PipelineScheduleRuntime,
+)
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from danlu.parallel.mesh import Ranks
+
+__all__ = ["Pipeline"]
+
+_ONE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleZBVZeroBubble,
+    "dualpipe_v": ScheduleDualPipeV,
+}
+
+
+class Pipeline:
+    """This rank's part of a pipeline.
+
+    Args:
+        segments: stage number → module, called with (ids or residual stream, targets, document
+            starts, scale); the last one returns a loss.
+        ranks: the mesh and the layout.
+        micro_batches: of a step.
+        device: of this rank.
+    """
+
+    def __init__(
+        self, segments: dict[int, nn.Module], ranks: Ranks, micro_batches: int, device: torch.device
+    ) -> None:
+        self.micro_batches = micro_batches
+        self._layout = ranks.layout
+        self._has_first = 0 in segments
+        self._has_last = len(ranks.layout.stages) - 1 in segments
+        self._stages = partial(_stages, segments, ranks, device)
+        self._training = self._schedule()
+        self._forward_only: _PipelineSchedule | None = None
+
+    def _schedule(self) -> _PipelineSchedule:
+        stages, name = self._stages(), self._layout.schedule
+        if name in _ONE_STAGE:
+            return _ONE_STAGE[name](stages[0], self.micro_batches, loss_fn=_loss, scale_grads=False)
+        return _SEVERAL[name](stages, self.micro_batches, loss_fn=_loss, scale_grads=False)
+
+    def _forward_schedule(self) -> _PipelineSchedule:
+        """Forward passes only, each stage's micro-batches one after another.
+
+        PyTorch's V-shaped schedules fail where backward is left out (2.13), so evaluation has an
+        order and stages of its own; the stages share their modules with the training ones.
+        """
+        layout, stages = self._layout, self._stages()
+        schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+            stages, self.micro_batches, loss_fn=_loss, scale_grads=False
+        )
+        owners = {s: r for r in range(layout.pipeline) for s in layout.stage_numbers(r)}
+        schedule.stage_index_to_group_rank = owners
+        actions: list[_Action] = []
+        for stage in stages:
+            stage.stage_index_to_group_rank = owners
+            number, mine = stage.stage_index, owners[stage.stage_index]
+            received = number > 0 and owners[number - 1] != mine
+            sent = number + 1 < len(owners) and owners[number + 1] != mine
+            actions.append(_Action(number, _ComputationType.UNSHARD))
+            for m in range(self.micro_batches):
+                if received:
+                    actions.append(_Action(number, _ComputationType.RECV_F, m))
+                actions.append(_Action(number, _ComputationType.FORWARD, m))
+                if sent:
+                    actions.append(_Action(number, _ComputationType.SEND_F, m))
+            actions.append(_Action(number, _ComputationType.RESHARD))
+        schedule.pipeline_order_with_comms = {schedule.rank: actions}
+        return schedule
+
+    def run(self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]], scale: float) -> Tensor:
+        """Forward and backward of a step; its loss on the ranks that hold the last stage, else 0.
+
+        Args:
+            batches: ids, targets and document starts of each micro-batch, as many as a step has.
+            scale: factor on the sum of losses.
+        """
+        losses: list[Tensor] = []
+        self._training.step(*self._ids(batches), **self._keywords(batches, scale, losses))
+        return _total(losses, batches)
+
+    @torch.no_grad()
+    def evaluate(
+        self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]], scale: float
+    ) -> Tensor:
+        """As `run`, forward only."""
+        if self._forward_only is None:
+            self._forward_only = self._forward_schedule()
+        losses: list[Tensor] = []
+        self._forward_only.eval(*self._ids(batches), **self._keywords(batches, scale, losses))
+        return _total(losses, batches)
+
+    def _ids(self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> tuple[Tensor, ...]:
+        return (torch.cat([ids for ids, _, _ in batches]),) if self._has_first else ()
+
+    def _keywords(
+        self,
+        batches: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+        scale: float,
+        losses: list[Tensor],
+    ) -> dict[str, Any]:
+        assert len(batches) == self.micro_batches, "a schedule has a fixed number of micro-batches"
+        targets = torch.cat([targets for _, targets, _ in batches])
+        starts = [starts for _, _, starts in batches if starts is not None]
+        return {
+            "targets_bt": targets,
+            "starts_bt": torch.cat(starts) if starts else None,
+            "scale": scale,
+            "target": targets if self._has_last else None,
+            "losses": losses if self._has_last else None,
+            "return_outputs": False,
+        }
+
+
+def _stages(
+    segments: dict[int, nn.Module], ranks: Ranks, device: torch.device
+) -> list[_PipelineStageBase]:
+    group, count = ranks.group("pipeline"), len(ranks.layout.stages)
+    return [
+        PipelineStage(module, number, count, device, group=group)
+        for number, module in segments.items()
+    ]
+
+
+def _loss(output: Tensor, _target: Tensor) -> Tensor:
+    """The last stage has computed it."""
+    return output
+
+
+def _total(
+    losses: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]
+) -> Tensor:
+    total = torch.zeros((), device=batches[0][0].device)
+    for loss in losses:
+        total += loss.detach()
+    return total

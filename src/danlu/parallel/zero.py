@@ -1,0 +1,72 @@
+"""ZeRO (arXiv 1910.02054) on FSDP2.
+
+Stage 1 shards the optimizer's state over the copies of the model: each holds a shard of the fp32
+weights, gathers the others' once a step, keeps its gradients whole until the last micro-batch, and
+updates its shard. Stage 2 reduces gradients to shards after every micro-batch. Stage 3 also lets
+the gathered weights of a layer go as soon as they are used (in a pipeline whose ranks hold several
+stages: those of a stage, as its schedule says). A pipeline reduces gradients once a step.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from danlu.parallel.mesh import Ranks
+
+__all__ = ["gathered", "micro_batch", "shard_state"]
+
+
+def shard_state(
+    roots: Iterable[nn.Module], blocks: Iterable[nn.Module], ranks: Ranks, dtype: torch.dtype
+) -> None:
+    """Shards modules over the copies, in place.
+
+    Args:
+        roots: whole models or pipeline stages: what is called.
+        blocks: their layers, each gathered by itself.
+        ranks: the mesh; its layout says which stage.
+        dtype: format in which weights are gathered; gradients are reduced in fp32.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+    )
+    layout = ranks.layout
+    # Schedules that split backward, or hold several stages, gather and release whole stages.
+    reshard = layout.zero == 3 and layout.chunks == 1
+    mesh = ranks.axis("data")
+    for module in (*blocks, *roots):
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        _portable(module)
+
+
+def _portable(module: nn.Module) -> None:
+    assert isinstance(module, FSDPModule)
+    if torch.distributed.get_backend() == "gloo":
+        module.set_force_sum_reduction_for_comms(True)
+
+
+@contextlib.contextmanager
+def micro_batch(model: nn.Module, zero: int, *, first: bool, last: bool) -> Iterator[None]:
+    """Around one micro-batch's forward and backward: what is gathered and reduced in it.
+
+    Below stage 3, weights stay gathered from the first to the last micro-batch of a step; in stage
+    1, gradients are reduced in the last one only.
+    """
+    assert isinstance(model, FSDPModule)
+    model.set_reshard_after_backward(last or zero == 3)
+    model.set_requires_gradient_sync(last or zero >= 2)
+    yield
+
+
+@contextlib.contextmanager
+def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Forward passes without backward; afterwards the weights are sharded again."""
+    sharded = [m for root in modules for m in root.modules() if isinstance(m, FSDPModule)]
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.reshard()

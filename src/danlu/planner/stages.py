@@ -1,0 +1,200 @@
+"""Cutting the layers of a model into pipeline stages.
+
+A pipeline goes at the pace of its slowest rank, and with an embedding in the first stage and the
+head and loss in the last one, equally many layers are not equally much work. A cut is written as
+the number of consecutive layers of each stage, at least one each.
+
+Costs are numbers of one unit, whichever (seconds of a forward and backward pass, or FLOP).
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, permutations
+
+__all__ = ["cut", "cut_per_rank", "equal", "stage_costs"]
+
+_TOLERANCE = 1e-9  # relative: sums of the same numbers in another order count as equal
+
+
+def equal(layers: int, stages: int) -> tuple[int, ...]:
+    """The same number of layers everywhere; earlier stages take what is left over."""
+    _check(layers, stages)
+    each, more = divmod(layers, stages)
+    return (each + 1,) * more + (each,) * (stages - more)
+
+
+def cut(
+    costs: Sequence[float], stages: int, *, first: float = 0.0, last: float = 0.0
+) -> tuple[int, ...]:
+    """The cut whose most expensive stage is cheapest.
+
+    Of several such cuts the most even one (least sum of the stages' squared costs), and of those
+    the one with more layers in earlier stages. Exact: dynamic programming over (stage, layer) in
+    O(layers² x stages).
+
+    Args:
+        costs: of each layer, 0 or more.
+        stages: number of stages.
+        first: further cost of the first stage (embedding).
+        last: further cost of the last stage (head and loss).
+
+    Raises:
+        ValueError: fewer layers than stages, or no stages.
+    """
+    _check(len(costs), stages)
+    table = _Costs(costs, stages, first, last)
+    largest = _least_largest(table) * (1 + _TOLERANCE)
+    return _most_even(table, largest)
+
+
+def cut_per_rank(
+    costs: Sequence[float], owners: Sequence[int], *, first: float = 0.0, last: float = 0.0
+) -> tuple[int, ...]:
+    """The cut whose most expensive *rank* is cheapest, where ranks hold several stages.
+
+    Minimises, in this order: the largest cost of a rank (the pace once the pipeline is full), the
+    unevenness of ranks, the largest cost of a stage (the wait while it fills and drains), the
+    unevenness of stages (both: sum of squares). Starts from `cut` and moves one layer's worth
+    between two stages, shifting what lies between, while that helps. With one stage a rank it is
+    `cut`; with layers of equal cost it finds the least largest rank, otherwise one that no such
+    move improves. Few micro-batches never fill the pipeline: there `cut` may be the faster one,
+    which a simulation tells.
+
+    Args:
+        costs: of each layer, 0 or more.
+        owners: the rank of each stage (`Schedule.owners`).
+        first: further cost of the first stage.
+        last: further cost of the last stage.
+
+    Raises:
+        ValueError: fewer layers than stages, or no stages.
+    """
+    sizes = cut(costs, len(owners), first=first, last=last)
+    if len(set(owners)) == len(owners):
+        return sizes
+    best = _rank_burden(costs, sizes, owners, first, last)
+    while True:
+        moved = [
+            (_rank_burden(costs, candidate, owners, first, last), candidate)
+            for candidate in _moves(sizes)
+        ]
+        burden, candidate = min(moved, default=(best, sizes))
+        if not _less(burden, best):
+            return sizes
+        best, sizes = burden, candidate
+
+
+def stage_costs(
+    costs: Sequence[float], sizes: Sequence[int], *, first: float = 0.0, last: float = 0.0
+) -> tuple[float, ...]:
+    """The cost of each stage of a cut."""
+    ends = accumulate(sizes, initial=0)
+    sums = [sum(costs[start:end]) for start, end in pairwise(ends)]
+    sums[0] += first
+    sums[-1] += last
+    return tuple(sums)
+
+
+def _check(layers: int, stages: int) -> None:
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{layers} layers do not make {stages} stages of one layer or more")
+
+
+class _Costs:
+    """The cost of any run of layers as any stage, in constant time."""
+
+    def __init__(self, costs: Sequence[float], stages: int, first: float, last: float) -> None:
+        self.layers, self.stages = len(costs), stages
+        self._before = list(accumulate(costs, initial=0.0))
+        self._extra = [0.0] * stages
+        self._extra[0] += first
+        self._extra[-1] += last
+
+    def __call__(self, stage: int, start: int, end: int) -> float:
+        return self._before[end] - self._before[start] + self._extra[stage]
+
+    def starts(self, stage: int) -> range:
+        """Where a stage can begin, leaving one layer for every other."""
+        if stage == 0:
+            return range(1)
+        return range(stage, self.layers - self.stages + stage + 1)
+
+    def ends(self, stage: int, start: int) -> range:
+        """Where a stage that begins at `start` can end."""
+        if stage == self.stages - 1:
+            return range(self.layers, self.layers + 1)
+        return range(start + 1, self.layers - self.stages + stage + 2)
+
+
+def _least_largest(cost: _Costs) -> float:
+    """The least possible cost of the most expensive stage."""
+    after = {cost.layers: 0.0}
+    for stage in reversed(range(cost.stages)):
+        after = {
+            start: min(max(cost(stage, start, end), after[end]) for end in cost.ends(stage, start))
+            for start in cost.starts(stage)
+        }
+    return after[0]
+
+
+def _most_even(cost: _Costs, largest: float) -> tuple[int, ...]:
+    """The cut with the least sum of squares among those without a stage above `largest`."""
+    tables = [{cost.layers: 0.0}]  # of a stage: start -> least sum of squares from there on
+
+    def square(stage: int, start: int, end: int) -> float:
+        here = cost(stage, start, end)
+        return here * here if here <= largest else float("inf")
+
+    for stage in reversed(range(cost.stages)):
+        after = tables[0]
+        tables.insert(
+            0,
+            {
+                start: min(
+                    square(stage, start, end) + after[end] for end in cost.ends(stage, start)
+                )
+                for start in cost.starts(stage)
+            },
+        )
+    sizes, start = [], 0
+    for stage in range(cost.stages):
+        least = tables[stage][start] * (1 + _TOLERANCE)
+        end = max(
+            end
+            for end in cost.ends(stage, start)
+            if square(stage, start, end) + tables[stage + 1][end] <= least
+        )
+        sizes.append(end - start)
+        start = end
+    return tuple(sizes)
+
+
+_Burden = tuple[float, float, float, float]
+
+
+def _rank_burden(
+    costs: Sequence[float], sizes: Sequence[int], owners: Sequence[int], first: float, last: float
+) -> _Burden:
+    """What `cut_per_rank` minimises, the most important first."""
+    stages = stage_costs(costs, sizes, first=first, last=last)
+    ranks = [0.0] * (max(owners) + 1)
+    for owner, cost in zip(owners, stages, strict=True):
+        ranks[owner] += cost
+    return max(ranks), sum(c * c for c in ranks), max(stages), sum(c * c for c in stages)
+
+
+def _less(one: _Burden, other: _Burden) -> bool:
+    """Whether a burden is smaller in its first part that differs by more than rounding."""
+    for a, b in zip(one, other, strict=True):
+        if abs(a - b) > _TOLERANCE * max(abs(a), abs(b)):
+            return a < b
+    return False
+
+
+def _moves(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All cuts in which one stage has a layer less and another one more."""
+    moved = []
+    for less, more in permutations(range(len(sizes)), 2):
+        if sizes[less] > 1:
+            change = [(n == more) - (n == less) for n in range(len(sizes))]
+            moved.append(tuple(s + c for s, c in zip(sizes, change, strict=True)))
+    return moved

@@ -1,0 +1,105 @@
+"""One rank of a parity test: trains layout after layout and writes down what came out.
+
+Run by `layouts.run` as `python ranks.py TASK.json`, with a launcher's environment variables. A task
+has the keys `corpus` and `out` (folders), `layouts` (name -> overrides), `steps`, `reshard` (pairs
+of names), `targets` and `checkpoints`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from danlu.checkpoint.disk import CheckpointStore
+from danlu.checkpoint.state import CheckpointFacts
+from danlu.config.load import load
+from danlu.data.corpus import Corpus
+from danlu.hardware.cluster import local_cluster
+from danlu.hardware.comm import join_ranks
+from danlu.train.build import build, build_loader
+from danlu.train.evaluate import evaluate
+from danlu.train.loop import clip, forward_backward, update
+from danlu.train.planning import plan_run
+
+
+class Trial:
+    """A layout in training."""
+
+    def __init__(self, words, comm, corpus, scratch):
+        self.config = load(None, *words)
+        self.plan = plan_run(self.config, local_cluster(), world=comm.world)
+        self.learner = build(self.config, self.plan, comm, scratch=scratch, note=print)
+        self.comm, self.corpus, self.done = comm, corpus, 0
+        self.loader = build_loader(self.config, self.plan, corpus, self.learner.ranks, position=0)
+
+    def train(self, steps):
+        """Loss and gradient norm of each further step."""
+        found = []
+        for _ in range(steps):
+            rate = self.plan.learning_rate * self.learner.schedule.factor(self.done)
+            loss = forward_backward(self.learner, self.loader.next_step())
+            norm = clip(self.learner)
+            update(self.learner, rate)
+            self.done += 1
+            total = self.comm.sum(loss.double())
+            found.append([float(total), float(norm)])
+        return found
+
+    def weights(self):
+        """All of the weights that this rank holds a part of, by name."""
+        return {
+            name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+            for name, p in self.learner.model.named_parameters()
+        }
+
+    def close(self):
+        self.loader.close()
+
+
+def main(task):
+    torch.set_num_threads(1)
+    comm = join_ranks("cpu", timeout_seconds=60)
+    corpus, out = Corpus.open(Path(task["corpus"])), Path(task["out"])
+    results = {}
+    for name, words in task["layouts"].items():
+        trial = Trial(words, comm, corpus, out)
+        half = task["steps"] // 2
+        curve = trial.train(half)
+        store = CheckpointStore(out / name, comm, keep=1, warn=print)
+        facts = CheckpointFacts(half, trial.loader.state(), {}, "", "")
+        store.save(trial.learner.model, trial.learner.optimizer, facts)
+        held_out = evaluate(trial.learner, corpus, half, 1000, document_end=None)
+        curve += trial.train(task["steps"] - half)
+        torch.save(trial.weights(), out / f"{name}-{comm.rank}.pt")
+        state = sum(
+            t.untyped_storage().nbytes()
+            for values in trial.learner.optimizer.state.values()
+            for t in (v.to_local() if isinstance(v, DTensor) else v for v in values.values())
+        )
+        results[name] = {
+            "curve": curve,
+            "held_out": [held_out.loss, held_out.tokens],
+            "layout": trial.plan.layout.to_dict(),
+            "optimizer_bytes": state,
+        }
+        trial.close()
+    for source, target in task.get("reshard", ()):
+        trial = Trial(task["targets"][target], comm, corpus, out)
+        path = Path(task.get("checkpoints", {}).get(source, out / source))
+        store = CheckpointStore(path, comm, keep=1, warn=print)
+        facts = store.load(store.newest(), trial.learner.model, trial.learner.optimizer)
+        trial.loader.close()
+        trial.loader = build_loader(
+            trial.config, trial.plan, corpus, trial.learner.ranks, position=facts.data["position"]
+        )
+        trial.done = facts.step
+        results[f"{source} -> {target}"] = {"curve": trial.train(3)}
+        trial.close()
+    (out / f"results-{comm.rank}.json").write_text(json.dumps(results))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,124 @@
+"""Any layout trains like one process: losses, gradient norms, held-out losses, final weights."""
+
+import layouts
+import pytest
+import torch
+
+TWO = {
+    "data": ["data_parallel.degree=2"],
+    "tensor": ["tensor_parallel.degree=2"],
+    "tensor, whole rows": ["tensor_parallel.degree=2", "tensor_parallel.sequence_parallel=false"],
+    "tensor in some layers": ["tensor_parallel.degree=2", "tensor_parallel.split_layers=[1, 3]"],
+    **{
+        f"pipeline, {name}": [
+            "pipeline_parallel.stages=2",
+            f"pipeline_parallel.schedule={name}",
+            "pipeline_parallel.micro_batches=4",
+        ]
+        for name in ("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v")
+    },
+    **{
+        f"ZeRO {stage}, offload {share}": [
+            "data_parallel.degree=2",
+            f"zero_optimization.stage={stage}",
+            f"zero_optimization.offload_ratio={share}",
+            "train.micro_batch=2",
+        ]
+        for stage in (1, 2, 3)
+        for share in (0, 0.5)
+    },
+    "offload alone": ["data_parallel.degree=2", "zero_optimization.offload_ratio=1"],
+}
+FOUR = {
+    "tensor x pipeline": ["tensor_parallel.degree=2", "pipeline_parallel.stages=2"],
+    "tensor x data": ["tensor_parallel.degree=2", "data_parallel.degree=2"],
+    "pipeline x data": ["pipeline_parallel.stages=2", "data_parallel.degree=2"],
+    "pipeline x ZeRO 2, 1f1b": [
+        "pipeline_parallel.stages=2",
+        "data_parallel.degree=2",
+        "zero_optimization.stage=2",
+        "pipeline_parallel.schedule=1f1b",
+    ],
+    "pipeline x ZeRO 3, zero_bubble": [
+        "pipeline_parallel.stages=2",
+        "data_parallel.degree=2",
+        "zero_optimization.stage=3",
+        "pipeline_parallel.schedule=zero_bubble",
+    ],
+    "tensor x ZeRO 3": [
+        "tensor_parallel.degree=2",
+        "data_parallel.degree=2",
+        "zero_optimization.stage=3",
+        "train.micro_batch=2",
+    ],
+    "tensor in some layers x ZeRO 2": [
+        "tensor_parallel.degree=2",
+        "tensor_parallel.split_layers=[1, 3]",
+        "data_parallel.degree=2",
+        "zero_optimization.stage=2",
+    ],
+    "documents kept apart": [
+        "pipeline_parallel.stages=2",
+        "tensor_parallel.degree=2",
+        "data_pipeline.attention_within_documents=true",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    apart = ["data_pipeline.attention_within_documents=true"]
+    found = layouts.run(1, {"one": [], "one, documents kept apart": apart}, folder)
+    return found | {"folder": folder}
+
+
+@pytest.fixture(scope="module")
+def two(one, tmp_path_factory):
+    names = ("tensor", "pipeline, zero_bubble", "ZeRO 3, offload 0.5")
+    return layouts.run(
+        2, TWO, tmp_path_factory.mktemp("two"),
+        reshard=[("one", name) for name in names] + [("tensor", names[1]), (names[1], names[2])],
+        sources={"one": one["folder"] / "one"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return layouts.run(4, FOUR, tmp_path_factory.mktemp("four"))
+
+
+def same(layout, reference):
+    for (loss, norm), (wanted, wanted_norm) in zip(
+        layout["curve"], reference["curve"], strict=True
+    ):
+        assert loss == pytest.approx(wanted, rel=1e-5)
+        assert norm == pytest.approx(wanted_norm, rel=1e-4)
+    assert layout["held_out"] == pytest.approx(reference["held_out"], rel=1e-5)
+    assert layout["weights"].keys() == reference["weights"].keys()
+    for name, weight in reference["weights"].items():
+        torch.testing.assert_close(layout["weights"][name], weight, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_ranks_train_like_one_process(name, one, two):
+    same(two[name], one["one"])
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_ranks_train_like_one_process(name, one, four):
+    same(four[name], one["one, documents kept apart" if "documents" in name else "one"])
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_halves_the_optimizers_state_on_two_ranks(stage, two):
+    whole, share = two["data"]["optimizer_bytes"], two[f"ZeRO {stage}, offload 0"]
+    assert share["optimizer_bytes"] == pytest.approx(whole / 2, rel=0.02)
+
+
+def test_checkpoints_go_on_in_any_other_layout(one, two):
+    found = {name: r for name, r in two.items() if "->" in name}
+    assert len(found) == 5
+    for name, result in found.items():
+        for (loss, _), (wanted, _) in zip(result["curve"], one["one"]["curve"][10:], strict=False):
+            assert loss == pytest.approx(wanted, rel=1e-5), name
