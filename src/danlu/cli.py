@@ -78,8 +78,9 @@ def train(words: Words = None) -> None:
         folder = RunFolder.of(config)
         from danlu.monitor.summary import summarise
 
-        typer.echo("\n" + summarise(folder.path).summary())
-        typer.echo(f"\nReport: {folder.report}")
+        if folder.path.exists():  # one that was stopped before its first step leaves nothing
+            typer.echo("\n" + summarise(folder.path).summary())
+            typer.echo(f"\nReport: {folder.report}")
         if reason == "done":
             try_it = ["danlu", "generate", str(folder.path), "--prompt", "def "]
             typer.echo(f"Try it: {shlex.join(try_it)}")

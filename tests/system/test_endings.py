@@ -47,6 +47,17 @@ def test_a_run_that_is_stopped_says_which_command_goes_on(tmp_path, number):
     assert events(tmp_path / "runs" / "two words", "stop")[0]["reason"] == "interrupted"
 
 
+def test_a_run_that_is_stopped_before_its_first_step_says_it_too(tmp_path):
+    words = (*TINY, "train.steps=1000000", "name=early", "train.evaluate_every=100000")
+    process = start("train", *words, cwd=tmp_path)
+    wait_for(tmp_path / "runs" / "early" / "data.json", process)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode in (130, 143), (out, errors)  # 143: before it listens to signals
+    if process.returncode == 130:
+        assert out.splitlines()[-1].startswith("Go on: danlu train ")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_is_stopped_before_training_says_one_line(tmp_path, number, code):
     (tmp_path / "text").mkdir()
