@@ -1,5 +1,6 @@
 """A trained model taken out of its run folder, to be used."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    path: str | Path, *, device: str = "auto", warn: Callable[[str], None]
+    path: str | Path, *, device: str = "auto", warn: Callable[[str], None] = warnings.warn
 ) -> LoadedModel:
     """The newest whole checkpoint of a run, ready to generate.
 

@@ -143,8 +143,8 @@ def _how(exitcode: int) -> str:
 
 
 def _last_words(logs: Path, rank: int) -> str:
-    """The last error that the rank wrote to its error stream, where that went to a file."""
+    """The last error, or line, that the rank wrote to its error stream, if that is a file."""
     found = sorted(logs.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda p: p.stat().st_mtime)
     lines = found[-1].read_text(errors="replace").strip().splitlines() if found else []
-    errors = [line for line in lines if "Error: " in line or line.startswith("error: ")]
+    errors = [line for line in lines if "Error: " in line or line.startswith("error: ")] or lines
     return f": {errors[-1].removeprefix(f'[rank{rank}]: ')[:300]}" if errors else ""
