@@ -97,18 +97,38 @@ def plan(
         typer.Option(help="Machines to plan for, e.g. 16x8xh100; this machine when left out."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw the pipeline's schedule into this HTML file.")
+    ] = None,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Train the layout in small on this machine; compare with one process.",
+        ),
+    ] = False,
+    ranks: Annotated[int, typer.Option(min=2, help="Most processes of --validate.")] = 8,
 ) -> None:
     """Show what a run would be: every number, why, and what it should cost.
 
     Works on a laptop for a cluster that one does not have.
     """
-    from danlu.train.planning import plan_run
+    from danlu.train.planning import plan_run, write_timeline
 
     made = plan_run(_load(words), cluster)
     if as_json:
         typer.echo(json.dumps({"hash": made.hash, **made.to_dict()}, indent=1))
     else:
         typer.echo(made.explain())
+    if timeline is not None:
+        write_timeline(made, timeline)
+        typer.echo(f"\nTimeline: {timeline}", err=as_json)
+    if validate:
+        from danlu.train.validate import validate as run_small
+
+        found = run_small(made, most_ranks=ranks)
+        typer.echo(f"\n{found.text()}", err=as_json)
+        raise typer.Exit(0 if found.passed else 1)
 
 
 @app.command()

@@ -59,7 +59,6 @@ def make_plan(
     draft = _Draft(config, shape, layers, cluster)
     _choose_arithmetic(draft)
     options = _options(draft, world)
-    _check_offload(draft)
     draft.take(options[0])
     _choose_length(draft)
     _choose_compile(draft)
@@ -542,7 +541,9 @@ def _change_that_fits(draft: _Draft, ranks: int) -> str | None:
         except ConfigError:
             continue
         if option.bytes <= other.memory_limit(layout):
+            wanted = config.tensor_parallel.split_layers
             words = {
+                "tensor_parallel.split_layers": ("all" if layout.tensor > 1 else wanted, wanted),
                 "data_parallel.degree": (layout.data, config.data_parallel.degree),
                 "tensor_parallel.degree": (layout.tensor, config.tensor_parallel.degree),
                 "pipeline_parallel.stages": (layout.pipeline, config.pipeline_parallel.stages),
@@ -686,15 +687,6 @@ def _choose_optimizer(draft: _Draft) -> None:
     else:
         draft.warmup_steps, reason = schedule.warmup_steps, "configured"
     draft.decide("schedule.warmup_steps", draft.warmup_steps, reason)
-
-
-def _check_offload(draft: _Draft) -> None:
-    if draft.config.zero_optimization.offload_ratio and draft.kind != "cpu":
-        raise ConfigError(
-            "zero_optimization.offload_ratio",
-            "the state of a GPU's optimizer does not leave it yet in this version.",
-            "Leave it out, or use zero_optimization.stage=3 over more devices.",
-        )
 
 
 def _choose_intervals(draft: _Draft) -> None:

@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+from danlu.base.errors import ConfigError
 from danlu.base.facts import ClusterFacts, ModelShape
+from danlu.base.files import atomic_write, explain_disk_full
 from danlu.config.data import TokenizerConfig
 from danlu.config.load import require_available
 from danlu.config.run import RunConfig
 from danlu.hardware.cluster import local_cluster, parse_cluster
 from danlu.models.describe import describe
+from danlu.planner.cost import Setting, efficiency, step_cost
 from danlu.planner.plan import Plan
 from danlu.planner.search import make_plan, pin
+from danlu.planner.timeline import timeline_html
 
-__all__ = ["plan_run", "shape_of"]
+__all__ = ["plan_run", "shape_of", "write_timeline"]
 
 _RAW_BYTES_AND_END = 257
 
@@ -64,3 +68,41 @@ def plan_run(
         config = pin(config, before)
     shape = shape_of(config)
     return make_plan(config, shape, describe(shape), cluster, world=world)
+
+
+def write_timeline(plan: Plan, path: Path) -> None:
+    """Draws a plan's pipeline schedule as a page that opens in a browser.
+
+    Raises:
+        ConfigError: a plan without a pipeline.
+    """
+    layout, device = plan.layout, plan.cluster.device
+    if layout.pipeline == 1:
+        raise ConfigError(
+            "--timeline", "the plan has no pipeline to draw.", "Set pipeline_parallel.stages."
+        )
+    per_node = -(-layout.ranks // plan.cluster.nodes)
+    setting = Setting(
+        cluster=plan.cluster,
+        width=plan.model.hidden_size,
+        number_format=plan.format,
+        reached=efficiency(device, plan.backend, compiled=plan.compile),
+        device_share=1 / per_node if device.kind == "cpu" else 1.0,
+    )
+    cost = step_cost(
+        describe(plan.model),
+        layout,
+        setting,
+        micro_tokens=plan.micro_batch * plan.model.sequence_length,
+        micro_batches=plan.accumulation,
+    )
+    assert cost.timeline is not None, "a pipeline has a timeline"
+    notes = (
+        f"{plan.accumulation} micro-batches of {plan.micro_batch} sequences, simulated",
+        f"layers of each stage: {', '.join(str(n) for n in layout.stages)}",
+    )
+    with (
+        explain_disk_full(path.parent, "Make room, or write elsewhere."),
+        atomic_write(path) as file,
+    ):
+        file.write(timeline_html(cost.timeline, layout.text(), notes))

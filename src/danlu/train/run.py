@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from danlu.base.errors import CheckpointError, DanluError, UserError
+from danlu.base.errors import CheckpointError, DanluError, NotAvailableError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
 from danlu.base.files import explain_disk_full, write_json
@@ -405,6 +405,12 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
     probe(config.train.device)
     cluster = local_cluster(launched_nodes())
     plan = plan_run(config, cluster, world=world, before=before)
+    if plan.layout.offload and cluster.device.kind != "cpu":
+        raise NotAvailableError(
+            "zero_optimization.offload_ratio",
+            "the state of a GPU's optimizer does not leave it yet in this version.",
+            "Leave it out, or use zero_optimization.stage=3 over more devices.",
+        )
     corpus = prepare(
         config.data_pipeline,
         watch=lambda s: display.phase(f"preparing text: {s.phase}", s.done, s.total),

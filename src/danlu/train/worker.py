@@ -4,14 +4,10 @@ import sys
 
 from danlu.base.errors import UserError
 from danlu.train.folder import RunFolder
+from danlu.train.ranks import PEER_IS_GONE, lost_a_peer
 from danlu.train.run import open_run
 
-__all__ = ["PEER_IS_GONE", "main"]
-
-PEER_IS_GONE = 75
-"""Exit code of a rank that is well but has lost another (EX_TEMPFAIL of sysexits.h)."""
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
-"""What Gloo says in a rank whose peer has died or hangs."""
+__all__ = ["main"]
 
 
 def main(path: str) -> int:
@@ -24,7 +20,7 @@ def main(path: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except RuntimeError as error:
-        if not any(words in str(error) for words in _LOST):
+        if not lost_a_peer(error):
             raise
         return PEER_IS_GONE
 
