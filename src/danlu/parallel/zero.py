@@ -8,6 +8,7 @@ stages: those of a stage, as its schedule says). A pipeline reduces gradients on
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -37,6 +38,8 @@ def shard_state(
     # Schedules that split backward, or hold several stages, gather and release whole stages.
     reshard = layout.zero == 3 and layout.chunks == 1
     mesh = ranks.axis("data")
+    # Nothing here changes an output in place, which is what the warning is about.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in (*blocks, *roots):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         _portable(module)
