@@ -72,5 +72,8 @@ class LaunchConfig(Block):
 
     threads: Annotated[Count, Field(ge=1, le=1024)] | Auto = "auto"
     """CPU threads a rank uses; `auto` shares the cores among the ranks."""
+    measure_layouts: int = Field(3, ge=0, le=16)
+    """Of the layouts that are predicted to be fastest, so many are tried for a few steps and the
+    fastest is kept, where the config leaves the layout open; 0 trusts the prediction."""
     timeout: Seconds = Field(600.0, gt=0, le=30 * 86400)
     """How long a rank waits for the others before the run ends with an error."""

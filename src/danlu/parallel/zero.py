@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from danlu.parallel.mesh import Ranks
 
-__all__ = ["gathered", "micro_batch", "shard_state"]
+__all__ = ["before_micro_batch", "gathered", "shard_state"]
 
 
 def shard_state(
@@ -51,9 +51,8 @@ def _portable(module: nn.Module) -> None:
         module.set_force_sum_reduction_for_comms(True)
 
 
-@contextlib.contextmanager
-def micro_batch(model: nn.Module, zero: int, *, first: bool, last: bool) -> Iterator[None]:
-    """Around one micro-batch's forward and backward: what is gathered and reduced in it.
+def before_micro_batch(model: nn.Module, zero: int, *, last: bool) -> None:
+    """Says what the next forward and backward gather and reduce.
 
     Below stage 3, weights stay gathered from the first to the last micro-batch of a step; in stage
     1, gradients are reduced in the last one only.
@@ -61,7 +60,6 @@ def micro_batch(model: nn.Module, zero: int, *, first: bool, last: bool) -> Iter
     assert isinstance(model, FSDPModule)
     model.set_reshard_after_backward(last or zero == 3)
     model.set_requires_gradient_sync(last or zero >= 2)
-    yield
 
 
 @contextlib.contextmanager

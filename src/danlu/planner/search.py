@@ -25,7 +25,7 @@ from danlu.planner.memory import memory_bytes
 from danlu.planner.plan import Alternative, Decision, Plan, Prediction
 from danlu.planner.schedule import SCHEDULES, problem
 
-__all__ = ["make_plan", "pin"]
+__all__ = ["make_plan", "pin", "pin_layout"]
 
 _MEMORY_SHARE = 0.9
 _MICRO_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -88,6 +88,32 @@ def pin(config: RunConfig, plan: Plan) -> RunConfig:
             "optimizer": optimizer,
             "schedule": schedule,
             "precision": precision,
+        }
+    )
+
+
+def pin_layout(config: RunConfig, choice: Alternative) -> RunConfig:
+    """The config with a layout that was weighed in place of its `auto`s."""
+    layout = choice.layout
+    pipeline = config.pipeline_parallel.model_copy(update={"stages": layout.pipeline})
+    if layout.pipeline > 1:
+        pipeline = pipeline.model_copy(
+            update={
+                "schedule": layout.schedule,
+                "layers": layout.stages,
+                "micro_batches": choice.micro_batches,
+            }
+        )
+    tensor = config.tensor_parallel.model_copy(update={"degree": layout.tensor})
+    data = config.data_parallel.model_copy(update={"degree": layout.data})
+    zero = config.zero_optimization.model_copy(update={"stage": layout.zero})
+    return config.model_copy(
+        update={
+            "data_parallel": data,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": pipeline,
+            "zero_optimization": zero,
+            "train": config.train.model_copy(update={"micro_batch": choice.micro_batch}),
         }
     )
 

@@ -66,10 +66,10 @@ class Learner:
     clip: float | None
     bucket: int
 
-    def micro_batch(self, *, first: bool, last: bool) -> contextlib.AbstractContextManager[Any]:
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Around one micro-batch: ranks exchange gradients in the last one, if they can wait."""
         if self.sharded:
-            return zero.micro_batch(self.model, self.plan.layout.zero, first=first, last=last)
+            zero.before_micro_batch(self.model, self.plan.layout.zero, last=last)
         if isinstance(self.forward, DistributedDataParallel) and not last:
             return self.forward.no_sync()
         return contextlib.nullcontext()

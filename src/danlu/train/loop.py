@@ -91,7 +91,7 @@ def forward_backward(learner: Learner, batches: Sequence[Batch]) -> Tensor:
     else:
         total = torch.zeros((), device=learner.device.torch)
         for index, (ids, targets, starts) in enumerate(moved):
-            with learner.micro_batch(first=index == 0, last=index == len(moved) - 1):
+            with learner.micro_batch(last=index == len(moved) - 1):
                 loss = learner.forward(ids, targets, starts, scale)
                 loss.backward()
             total += loss.detach()

@@ -15,7 +15,7 @@ from danlu.planner.plan import Plan
 from danlu.planner.search import make_plan, pin
 from danlu.planner.timeline import timeline_html
 
-__all__ = ["plan_run", "shape_of", "write_timeline"]
+__all__ = ["layout_is_open", "plan_run", "shape_of", "write_timeline"]
 
 _RAW_BYTES_AND_END = 257
 
@@ -68,6 +68,17 @@ def plan_run(
         config = pin(config, before)
     shape = shape_of(config)
     return make_plan(config, shape, describe(shape), cluster, world=world)
+
+
+def layout_is_open(config: RunConfig) -> bool:
+    """Whether the planner chooses among layouts, other than the number of copies."""
+    pipeline = config.pipeline_parallel
+    return "auto" in (
+        config.tensor_parallel.degree,
+        pipeline.stages,
+        config.zero_optimization.stage,
+        pipeline.schedule if pipeline.stages != 1 else None,
+    )
 
 
 def write_timeline(plan: Plan, path: Path) -> None:

@@ -12,7 +12,7 @@ from danlu.base.errors import CheckpointError, DanluError, NotAvailableError, Us
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
 from danlu.base.files import explain_disk_full, write_json
-from danlu.base.units import format_bytes, format_count, format_rate
+from danlu.base.units import format_bytes, format_count, format_duration, format_rate
 from danlu.checkpoint.disk import CheckpointStore, read_facts
 from danlu.checkpoint.state import CheckpointFacts
 from danlu.config.load import expand_path, require_available
@@ -39,7 +39,8 @@ from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
 from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
-from danlu.train.planning import plan_run
+from danlu.train.measure import fastest
+from danlu.train.planning import layout_is_open, plan_run
 
 __all__ = ["Run", "open_run"]
 
@@ -123,6 +124,7 @@ class Run:
 
     def _build(self) -> tuple[Learner, int, int]:
         """What learns, the steps it has done, and the samples it has read."""
+        self._measure_layouts()
         self._display.phase("building the model and its kernels", 0, None)
         scratch = self.folder.path / "offload"
         learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
@@ -143,6 +145,23 @@ class Run:
         self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
         self._note(f"Goes on after step {facts.step} ({newest.name}).")
         return learner, facts.step, facts.data["position"]
+
+    def _measure_layouts(self) -> None:
+        """Keeps the fastest of the best predicted layouts, where the config leaves it open."""
+        count = min(self.config.launch.measure_layouts, len(self.plan.alternatives))
+        if self.comm.world == 1 or count < 2 or not layout_is_open(self.config):
+            return
+        self._display.phase(f"trying the {count} best layouts", 0, None)
+        scratch = self.folder.path / "offload"
+        found = fastest(self.config, self.plan, self.comm, scratch=scratch, count=count)
+        self.plan = found[0].plan
+        for plan, seconds in found:
+            predicted = plan.predicted.step_seconds
+            text = f"{plan.layout.text()}: {format_duration(seconds)} a step"
+            self._event("layout", text=text, seconds=seconds, predicted=predicted, plan=plan.hash)
+        if self.comm.first:
+            self.plan.save(self.folder.plan)
+        self._note(f"Layout: {self.plan.layout.text()}, the fastest of {count} tried.")
 
     def _start_from(self, learner: Learner, text: str) -> None:
         path = expand_path(text, "checkpoint.start_from")
