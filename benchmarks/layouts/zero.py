@@ -71,10 +71,10 @@ def hold(comm: Comm, _: None) -> dict[str, Any]:
         trial.step()  # the optimizer's moments come to be with the first update
         first, last = trial.batches
         learner, scale = trial.learner, 1 / trial.plan.batch_tokens
-        with learner.micro_batch(first=True, last=False):
+        with learner.micro_batch(last=False):
             learner.forward(first.ids_bt, first.targets_bt, None, scale).backward()
         bytes_ = _held(learner)
-        with learner.micro_batch(first=False, last=True):
+        with learner.micro_batch(last=True):
             learner.forward(last.ids_bt, last.targets_bt, None, scale).backward()
         trial.update()
         theory = _theory(trial.plan.parameters, stage, comm.world)

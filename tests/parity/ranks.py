@@ -18,6 +18,7 @@ from danlu.config.load import load
 from danlu.data.corpus import Corpus
 from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import join_ranks
+from danlu.train.balance import Balancer
 from danlu.train.build import build, build_loader
 from danlu.train.evaluate import evaluate
 from danlu.train.loop import clip, forward_backward, update
@@ -27,21 +28,26 @@ from danlu.train.planning import plan_run
 class Trial:
     """A layout in training."""
 
-    def __init__(self, words, comm, corpus, scratch):
+    def __init__(self, words, comm, corpus, scratch, slow=0.0):
         self.config = load(None, *words)
         self.plan = plan_run(self.config, local_cluster(), world=comm.world)
         self.learner = build(self.config, self.plan, comm, scratch=scratch, note=print)
-        self.comm, self.corpus, self.done = comm, corpus, 0
+        self.comm, self.corpus, self.done, self.slow = comm, corpus, 0, slow
         self.loader = build_loader(self.config, self.plan, corpus, self.learner.ranks, position=0)
 
     def train(self, steps):
         """Loss and gradient norm of each further step."""
-        found = []
+        found, balancer = [], None
+        if self.config.data_parallel.balance:
+            balancer = Balancer(self.learner.ranks, self.loader, print)
+            balancer.add = lambda seconds, add=balancer.add: add(seconds + self.slow)
         for _ in range(steps):
             rate = self.plan.learning_rate * self.learner.schedule.factor(self.done)
-            loss = forward_backward(self.learner, self.loader.next_step())
+            loss = forward_backward(self.learner, self.loader.next_step(), balancer)
             norm = clip(self.learner)
             update(self.learner, rate)
+            if balancer is not None:
+                balancer.after_step()
             self.done += 1
             total = self.comm.sum(loss.double())
             found.append([float(total), float(norm)])
@@ -64,7 +70,8 @@ def main(task):
     corpus, out = Corpus.open(Path(task["corpus"])), Path(task["out"])
     results = {}
     for name, words in task["layouts"].items():
-        trial = Trial(words, comm, corpus, out)
+        slow = float(comm.rank == comm.world - 1)  # as the balancer sees it: one second slower
+        trial = Trial(words, comm, corpus, out, slow)
         half = task["steps"] // 2
         curve = trial.train(half)
         store = CheckpointStore(out / name, comm, keep=1, warn=print)
@@ -83,6 +90,7 @@ def main(task):
             "held_out": [held_out.loss, held_out.tokens],
             "layout": trial.plan.layout.to_dict(),
             "optimizer_bytes": state,
+            "shares": trial.loader.shares,
         }
         trial.close()
     for source, target in task.get("reshard", ()):

@@ -1,8 +1,9 @@
 """Any layout trains like one process: losses, gradient norms, held-out losses, final weights."""
 
-import layouts
 import pytest
 import torch
+
+import layouts
 
 TWO = {
     "data": ["data_parallel.degree=2"],
@@ -27,6 +28,11 @@ TWO = {
         for stage in (1, 2, 3)
         for share in (0, 0.5)
     },
+    "data, dealt by speed": [
+        "data_parallel.degree=2",
+        "data_parallel.balance=true",
+        "train.micro_batch=2",
+    ],
     "offload alone": ["data_parallel.degree=2", "zero_optimization.offload_ratio=1"],
 }
 FOUR = {
@@ -108,6 +114,11 @@ def test_two_ranks_train_like_one_process(name, one, two):
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_train_like_one_process(name, one, four):
     same(four[name], one["one, documents kept apart" if "documents" in name else "one"])
+
+
+def test_a_slow_rank_is_dealt_less(two):
+    assert two["data"]["shares"][0] == two["data"]["shares"][1]
+    assert two["data, dealt by speed"]["shares"] == [6, 2]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

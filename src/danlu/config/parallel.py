@@ -56,6 +56,10 @@ class DataParallelConfig(Block):
 
     degree: Positive | Auto = "auto"
     """Copies; `auto` is one on a CPU machine and one a device elsewhere."""
+    balance: bool = False
+    """Whether micro-batches are dealt to the copies by their speed; the batch stays the same, the
+    last bits of a loss then depend on the dealing. Needs two micro-batches a copy, no pipeline, and
+    ZeRO 1 or less."""
 
 
 class CommunicationConfig(Block):

@@ -3,7 +3,8 @@
 Shapes: b sequences of a micro-batch, t positions of a sequence.
 
 The one global order of samples is `order.Order`; step k of a run takes the next `batch_sequences`
-positions of it, and rank r of R the r-th contiguous slice of those. So the state is one position,
+positions of it, and rank r of R the r-th contiguous slice of those (all equal, unless `deal` says
+otherwise). So the state is one position,
 no rank waits for another, and a run resumes, exactly, on more or fewer ranks or with other
 micro-batches.
 """
@@ -83,13 +84,14 @@ class Loader:
         assert order.samples == windows(len(stream), sequence_length), "an order of other samples"
         self._stream, self._order = stream, order
         self._sequence_length, self._micro_batch = sequence_length, micro_batch
-        self._batch_sequences, self._share = batch_sequences, batch_sequences // world
-        self._offset = rank * self._share
+        self._batch_sequences, self._rank = batch_sequences, rank
+        self._shares = (batch_sequences // world // micro_batch,) * world
         self._end = document_starts
         self._position = self._ahead = position
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="danlu-loader")
         self._steps: deque[Future[tuple[Batch, ...]]] = deque()
-        for _ in range(max(1, prefetch)):
+        self._prefetch = max(1, prefetch)
+        for _ in range(self._prefetch):
             self._read_ahead()
 
     @property
@@ -119,20 +121,40 @@ class Loader:
         self._read_ahead()
         return batches
 
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches of each rank in a step."""
+        return self._shares
+
+    def deal(self, shares: tuple[int, ...]) -> None:
+        """Gives the ranks other numbers of micro-batches, from the next step on; all ranks call it.
+
+        The step's samples stay the same ones.
+        """
+        assert sum(shares) == sum(self._shares), "a step keeps its samples"
+        for step in self._steps:
+            step.cancel()
+        self._steps.clear()
+        self._shares, self._ahead = shares, self._position
+        for _ in range(self._prefetch):
+            self._read_ahead()
+
     def close(self) -> None:
         """Ends the reading thread."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _read_ahead(self) -> None:
-        self._steps.append(self._reader.submit(self._read_step, self._ahead))
+        first = sum(self._shares[: self._rank]) * self._micro_batch
+        count = self._shares[self._rank] * self._micro_batch
+        self._steps.append(self._reader.submit(self._read_step, self._ahead + first, count))
         self._ahead += self._batch_sequences
 
-    def _read_step(self, position: int) -> tuple[Batch, ...]:
-        samples = self._order.at(position + self._offset, self._share)
+    def _read_step(self, position: int, count: int) -> tuple[Batch, ...]:
+        samples = self._order.at(position, count)
         b = self._micro_batch
         return tuple(
             _batch(self._stream, samples[i : i + b], self._sequence_length, self._end)
-            for i in range(0, self._share, b)
+            for i in range(0, count, b)
         )
 
 

@@ -11,6 +11,7 @@ from danlu.base.facts import StepReport
 from danlu.data.loader import Batch, Loader
 from danlu.monitor.meter import Meter
 from danlu.parallel.gradients import clip_gradients, combine_gradients
+from danlu.train.balance import Balancer
 from danlu.train.build import Learner
 from danlu.train.control import StopRequest
 
@@ -38,6 +39,7 @@ def train_steps(
     report_every: int,
     on_report: Callable[[StepReport], None],
     after_step: Callable[[int], None],
+    balancer: Balancer | None = None,
 ) -> Ended:
     """Trains after step `first`, up to the plan's last; says where and why it ended.
 
@@ -51,6 +53,7 @@ def train_steps(
         report_every: steps between two reports (which make the host wait for the device).
         on_report: given each report.
         after_step: called after each step (its update is done) with its number.
+        balancer: deals micro-batches by the speed of the copies.
     """
     plan = learner.plan
     for step in range(first + 1, plan.steps + 1):
@@ -58,7 +61,7 @@ def train_steps(
         batches = loader.next_step()
         waited = time.perf_counter() - began
         rate = plan.learning_rate * learner.schedule.factor(step - 1)
-        loss = forward_backward(learner, batches)
+        loss = forward_backward(learner, batches, balancer)
         norm = clip(learner)
         meter.add(loss, tokens=plan.batch_tokens, data_seconds=waited)
         stopping, due = False, step % report_every == 0 or step in (first + 1, plan.steps)
@@ -71,13 +74,17 @@ def train_steps(
             if not finite:  # before the update: the weights are still good
                 return Ended(step - 1, "nan")
         update(learner, rate)
+        if balancer is not None:
+            balancer.after_step()
         after_step(step)
         if stopping:
             return Ended(step, "interrupted")
     return Ended(max(first, plan.steps), "done")
 
 
-def forward_backward(learner: Learner, batches: Sequence[Batch]) -> Tensor:
+def forward_backward(
+    learner: Learner, batches: Sequence[Batch], balancer: Balancer | None = None
+) -> Tensor:
     """Gradients of a step's mean loss; returns this rank's share of that mean.
 
     Averaging over copies of the model divides by their number, so each copy's loss carries that
@@ -91,9 +98,13 @@ def forward_backward(learner: Learner, batches: Sequence[Batch]) -> Tensor:
     else:
         total = torch.zeros((), device=learner.device.torch)
         for index, (ids, targets, starts) in enumerate(moved):
-            with learner.micro_batch(last=index == len(moved) - 1):
+            last, began = index == len(moved) - 1, time.perf_counter()
+            with learner.micro_batch(last=last):
                 loss = learner.forward(ids, targets, starts, scale)
                 loss.backward()
+            if balancer is not None and not last:
+                learner.device.synchronize()
+                balancer.add(time.perf_counter() - began)
             total += loss.detach()
     combine_gradients(learner.model, learner.ranks, learner.bucket)
     return total / (layout.data * layout.tensor)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from danlu.base.errors import CheckpointError, DanluError, NotAvailableError, UserError
+from danlu.base.errors import CheckpointError, ConfigError, DanluError, NotAvailableError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
 from danlu.base.files import explain_disk_full, write_json
@@ -33,6 +33,7 @@ from danlu.monitor.sinks._base import SINKS
 from danlu.monitor.summary import RunSummary, summarise
 from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
+from danlu.train.balance import Balancer, dealable
 from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
 from danlu.train.evaluate import evaluate
@@ -220,6 +221,9 @@ class Run:
                     with stop.saving():
                         self._try_to_save(learner, loader, step)
 
+        balancer = None
+        if self.config.data_parallel.balance and dealable(plan.layout, plan.accumulation):
+            balancer = Balancer(learner.ranks, loader, self._note)
         every, often = self.config.monitor.log_every, 1 if learner.device.kind == "cpu" else 10
         return train_steps(
             learner,
@@ -231,6 +235,7 @@ class Run:
             report_every=often if every == "auto" else every,
             on_report=on_report,
             after_step=after_step,
+            balancer=balancer,
         )
 
     def _evaluate(self, learner: Learner, step: int, recorder: Recorder, *, last: bool) -> None:
@@ -424,6 +429,13 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
     probe(config.train.device)
     cluster = local_cluster(launched_nodes())
     plan = plan_run(config, cluster, world=world, before=before)
+    if config.data_parallel.balance and not dealable(plan.layout, plan.accumulation):
+        raise ConfigError(
+            "data_parallel.balance",
+            f"{plan.layout.text()} with {plan.accumulation} micro-batches a copy cannot be dealt.",
+            "Leave it out, or use two copies or more, train.micro_batch for two micro-batches or"
+            " more, no pipeline, and ZeRO 1 or less.",
+        )
     if plan.layout.offload and cluster.device.kind != "cpu":
         raise NotAvailableError(
             "zero_optimization.offload_ratio",
