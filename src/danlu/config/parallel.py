@@ -37,8 +37,9 @@ class PipelineParallelConfig(Block):
     """Micro-batches a step is cut into."""
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"] = "auto"
     """Order of forward and backward passes; `auto`: the fastest in simulation."""
-    layers: tuple[Positive, ...] | Literal["auto", "equal"] = "auto"
-    """Layers of each stage, in order; `auto` balances their cost, `equal` their number."""
+    layers: tuple[Positive, ...] | Literal["auto", "measured", "equal"] = "auto"
+    """Layers of each stage, in order; `auto` balances their predicted cost, `measured` the time
+    that they take on the machine when a run starts, `equal` their number."""
 
 
 class ZeroConfig(Block):

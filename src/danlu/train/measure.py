@@ -1,22 +1,28 @@
-"""The best predicted layouts, measured on the real machine; the fastest is kept."""
+"""What predictions leave open, measured on the machine: layouts, and the time of layers."""
 
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from danlu.config.run import RunConfig
 from danlu.data.loader import Batch
 from danlu.hardware.comm import Comm
+from danlu.hardware.device import open_device
+from danlu.kernels.dispatch import choose_ops, torch_ops
+from danlu.models.transformer import Transformer
 from danlu.planner.plan import Plan
 from danlu.planner.search import pin_layout
+from danlu.precision.formats._base import FORMATS
 from danlu.train.build import Learner, build
 from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
 
-__all__ = ["Measured", "fastest", "time_steps"]
+__all__ = ["Measured", "fastest", "measure_layers", "time_steps"]
 
 
 class Measured(NamedTuple):
@@ -54,6 +60,41 @@ def fastest(
     return sorted(found, key=lambda m: m.seconds)
 
 
+def measure_layers(plan: Plan, comm: Comm) -> tuple[float, float, float]:
+    """Seconds of a micro-batch, forward and backward, in the embedding, one block, and the head.
+
+    Every rank measures at the same time, as they will compute; the mean over ranks. Tensor
+    parallelism is left out: it shortens all of them alike.
+
+    Args:
+        plan: for its model, micro-batch, format and kernels.
+        comm: all ranks; they all call this.
+    """
+    device = open_device(plan.cluster.device.kind, threads=plan.threads, index=comm.local_rank)
+    ops = choose_ops(plan.cluster.device, _quiet) if plan.backend == "native" else torch_ops()
+    with device.torch:
+        model = Transformer(replace(plan.model, layers=3), ops, FORMATS.find(plan.format).dtype)
+        model.initialize(_draw)
+        ids = torch.randint(
+            0, plan.model.vocab_size, (plan.micro_batch, plan.model.sequence_length)
+        )
+        stream = torch.randn(ids.numel(), plan.model.hidden_size, dtype=model.dtype)
+    inputs = (ids, stream.requires_grad_(), stream)
+    seconds = torch.zeros(3, dtype=torch.float64)
+    for number, given in enumerate(inputs):
+        segment = model.segment([number])
+        taken = []
+        for _ in range(4):
+            comm.wait()
+            began = time.perf_counter()
+            segment(given, ids, None, 1.0).float().sum().backward()
+            device.synchronize()
+            taken.append(time.perf_counter() - began)
+        seconds[number] = statistics.median(taken[1:])
+    first, block, last = (comm.sum(seconds) / comm.world).tolist()
+    return max(first - block, 0.0), block, max(last - block, 0.0)
+
+
 def time_steps(learner: Learner, steps: int) -> list[float]:
     """Seconds of each of some whole training steps on drawn tokens, after one of warm-up."""
     plan, comm = learner.plan, learner.ranks.comm
@@ -73,6 +114,10 @@ def time_steps(learner: Learner, steps: int) -> list[float]:
         learner.device.synchronize()
         seconds.append(time.perf_counter() - began)
     return seconds[1:]
+
+
+def _draw(_name: str, weight: Tensor, deviation: float) -> None:
+    weight.normal_(0.0, deviation)
 
 
 def _quiet(text: str) -> None:

@@ -33,6 +33,8 @@ from danlu.monitor.sinks._base import SINKS
 from danlu.monitor.summary import RunSummary, summarise
 from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
+from danlu.planner.schedule import SCHEDULES as SCHEDULE_ORDERS
+from danlu.planner.stages import cut_per_rank
 from danlu.train.balance import Balancer, dealable
 from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
@@ -40,7 +42,7 @@ from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
 from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
-from danlu.train.measure import fastest
+from danlu.train.measure import fastest, measure_layers
 from danlu.train.planning import layout_is_open, plan_run
 
 __all__ = ["Run", "open_run"]
@@ -126,6 +128,7 @@ class Run:
     def _build(self) -> tuple[Learner, int, int]:
         """What learns, the steps it has done, and the samples it has read."""
         self._measure_layouts()
+        self._measure_stages()
         self._display.phase("building the model and its kernels", 0, None)
         scratch = self.folder.path / "offload"
         learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
@@ -163,6 +166,29 @@ class Run:
         if self.comm.first:
             self.plan.save(self.folder.plan)
         self._note(f"Layout: {self.plan.layout.text()}, the fastest of {count} tried.")
+
+    def _measure_stages(self) -> None:
+        """Cuts the pipeline's stages by the measured time of layers, where that is asked for."""
+        layout, config = self.plan.layout, self.config
+        if layout.pipeline == 1 or config.pipeline_parallel.layers != "measured":
+            return
+        self._display.phase("measuring the layers", 0, None)
+        first, block, last = measure_layers(self.plan, self.comm)
+        owners = SCHEDULE_ORDERS[layout.schedule].owners(layout.pipeline, layout.chunks)
+        sizes = cut_per_rank([block] * self.plan.model.layers, owners, first=first, last=last)
+        self._note(
+            f"Layers are cut {', '.join(map(str, sizes))}: embedding {first / block:.2f}, head"
+            f" {last / block:.2f} times a layer, measured."
+        )
+        if sizes == layout.stages:
+            return
+        pipeline = config.pipeline_parallel.model_copy(
+            update={"layers": sizes, "schedule": layout.schedule}
+        )
+        cut = config.model_copy(update={"pipeline_parallel": pipeline})
+        self.plan = plan_run(cut, self.plan.cluster, world=self.comm.world, before=self.plan)
+        if self.comm.first:
+            self.plan.save(self.folder.plan)
 
     def _start_from(self, learner: Learner, text: str) -> None:
         path = expand_path(text, "checkpoint.start_from")
