@@ -1,8 +1,8 @@
 """The layout over devices: `*_parallel`, `zero_optimization`, `communication`, `launch`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from danlu.config._block import Auto, Block, Bytes, Count, Positive, Seconds, planned
 
@@ -16,12 +16,16 @@ __all__ = [
 ]
 
 
+def _one_layer(value: Any) -> Any:
+    return (value,) if type(value) is int else value
+
+
 class TensorParallelConfig(Block):
     """A layer's matrices split over devices."""
 
     degree: Positive | Auto = 1
     """Devices that share a layer; `auto`: the planner chooses."""
-    split_layers: tuple[int, ...] | str = "all"
+    split_layers: Annotated[tuple[int, ...] | str, BeforeValidator(_one_layer)] = "all"
     """Layers that are split: numbers (`[17, 23]`), a pattern (`0-7`, `::2`, `4,8-15`), or `all`,
     which also splits embedding and head; the others run whole on every device."""
     sequence_parallel: bool | Auto = "auto"

@@ -22,7 +22,7 @@ AUTO = ("tensor_parallel.degree=auto", "pipeline_parallel.stages=auto",
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("all", range(8)), ("3", [3]), ("0-2", [0, 1, 2]), ("::3", [0, 3, 6]), ("1,4-5", [1, 4, 5]),
-     ("[2, 7]", [2, 7]), ("6:", [6, 7])],
+     ("[2, 7]", [2, 7]), ("'6:'", [6, 7])],
 )  # fmt: skip
 def test_layers_to_split_are_numbers_or_a_pattern(text, expected):
     config = load(None, f"tensor_parallel.split_layers={text}")
@@ -54,9 +54,10 @@ def test_ranks_that_were_started_are_all_used():
 
 
 def test_the_articles_layout_is_planned_for_40_devices_and_more():
+    words = ("model.preset=13b", "model.sequence_length=2048", "train.steps=10")
     for nodes, copies in ((5, 1), (10, 2)):
-        config = load(ARTICLES, "model.preset=13b", "model.sequence_length=2048",
-                      "train.steps=10", "train.batch_tokens=65536", "memory.limit=120GiB")  # fmt: skip
+        more = ("train.batch_tokens=65536", "memory.limit=120GiB")
+        config = load(ARTICLES, *words, *more)
         shape = config.model.shape(8192)
         made = make_plan(config, shape, describe(shape), parse_cluster(f"{nodes}x8xh100"))
         layout = made.layout
