@@ -10,14 +10,16 @@ stages: those of a stage, as its schedule says). A pipeline reduces gradients on
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from danlu.kernels.dispatch import Ops
 from danlu.parallel.mesh import Ranks
 
-__all__ = ["before_micro_batch", "gathered", "shard_state"]
+__all__ = ["before_micro_batch", "gathered", "gathered_ops", "shard_state"]
 
 
 def shard_state(
@@ -43,6 +45,17 @@ def shard_state(
     for module in (*blocks, *roots):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         _portable(module)
+
+
+def gathered_ops(ops: Ops) -> Ops:
+    """The operations for weights that arrive in the computing format: norms want theirs in fp32."""
+
+    def add_norm(
+        x_nd: Tensor, branch_nd: Tensor | None, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        return ops.add_norm(x_nd, branch_nd, weight.float(), epsilon)
+
+    return replace(ops, add_norm=add_norm)
 
 
 def _portable(module: nn.Module) -> None:

@@ -144,6 +144,8 @@ def build_model(plan: Plan, ops: Ops, device: torch.device, ranks: Ranks) -> Tra
     sequence = layout.sequence_parallel
     if layout.tensor > 1:
         ops = split_ops(ops, ranks.axis("tensor"), sequence_parallel=sequence)
+    if layout.zero:
+        ops = zero.gathered_ops(ops)
     with device if layout.plain else torch.device("cpu"):
         model = Transformer(plan.model, ops, dtype, part)
     if layout.tensor > 1:

@@ -16,7 +16,7 @@ from danlu.hardware.comm import launched_world
 from danlu.hardware.device import device_count
 from danlu.monitor.live import open_display
 from danlu.train.folder import RunFolder
-from danlu.train.ranks import RankRefusedError, start_ranks
+from danlu.train.ranks import NOT_FINITE, RankEndedError, start_ranks
 from danlu.train.run import decide, open_run
 
 __all__ = ["train"]
@@ -58,7 +58,9 @@ def _launch(folder: RunFolder, ranks: int, timeout: float) -> str:
         start_ranks(worker, argument, ranks, folder.logs, timeout=timeout)
     except SignalException:
         return "interrupted"
-    except RankRefusedError:
+    except RankEndedError as ended:
+        if ended.code == NOT_FINITE:
+            return "nan"
         folder.discard()
         raise SystemExit(UserError.exit_code) from None
     except MachineError as error:

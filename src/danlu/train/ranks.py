@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from danlu.base.errors import MachineError, UserError
 from danlu.base.units import format_duration
 
-__all__ = ["PEER_IS_GONE", "RankRefusedError", "lost_a_peer", "start_ranks"]
+__all__ = ["NOT_FINITE", "PEER_IS_GONE", "RankEndedError", "lost_a_peer", "start_ranks"]
 
 PEER_IS_GONE = 75
 """Exit code of a rank that is well but has lost another (EX_TEMPFAIL of sysexits.h)."""
@@ -30,8 +30,19 @@ _SECONDS_TO_FOLLOW = 20.0
 """Ranks end together; this long after the first, the others are taken to hang."""
 
 
-class RankRefusedError(Exception):
-    """A rank ended with a user's mistake, which it has said itself."""
+NOT_FINITE = 3
+"""Exit code of a rank whose loss is not a finite number."""
+
+
+class RankEndedError(Exception):
+    """The ranks ended before the run's end, and have said why.
+
+    `code` is that of a user's mistake, or `NOT_FINITE`.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
 
 
 def lost_a_peer(error: RuntimeError) -> bool:
@@ -50,7 +61,7 @@ def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: 
         timeout: seconds that ranks wait for one another, for the message.
 
     Raises:
-        RankRefusedError: a rank ended with exit code 2.
+        RankEndedError: ranks ended and have said why.
         MachineError: a rank died or hung; its own last words are in the message.
         SignalException: Ctrl-C or SIGTERM, passed on to the ranks.
     """
@@ -80,8 +91,8 @@ def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: 
         culprits = {r: f for r, f in error.failures.items() if f.exitcode != PEER_IS_GONE}
         first = min((culprits or error.failures).items(), key=lambda item: item[1].timestamp)
         rank, failure = first
-        if failure.exitcode == UserError.exit_code:
-            raise RankRefusedError from None
+        if failure.exitcode in (UserError.exit_code, NOT_FINITE):
+            raise RankEndedError(failure.exitcode) from None
         if failure.exitcode == PEER_IS_GONE or failure.pid in killed:
             raise MachineError(
                 f"a rank of {ranks} did not answer for {format_duration(timeout)}"

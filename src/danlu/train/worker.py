@@ -4,7 +4,7 @@ import sys
 
 from danlu.base.errors import UserError
 from danlu.train.folder import RunFolder
-from danlu.train.ranks import PEER_IS_GONE, lost_a_peer
+from danlu.train.ranks import NOT_FINITE, PEER_IS_GONE, lost_a_peer
 from danlu.train.run import open_run
 
 __all__ = ["main"]
@@ -15,7 +15,7 @@ def main(path: str) -> int:
     folder = RunFolder.existing(path)
     config = folder.read_config().model_copy(update={"folder": path})
     try:
-        return 0 if open_run(config).train() != "nan" else 1
+        return 0 if open_run(config).train() != "nan" else NOT_FINITE
     except UserError as error:  # every rank raises it; the output of all but the first is a file
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
