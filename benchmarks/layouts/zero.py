@@ -106,7 +106,8 @@ def _state(learner: Learner) -> Iterator[torch.Tensor]:
             module, "_get_fsdp_state") else ()  # fmt: skip
         for part in (p for group in groups for p in group.fsdp_params):
             whole = getattr(part, "_unsharded_param", None)
-            yield from _local([part._sharded_param_data, part.unsharded_accumulated_grad])
+            yield from _local([part._sharded_param_data, part.sharded_param.grad])
+            yield from _local([part.unsharded_accumulated_grad])
             yield from _local([*part.all_gather_outputs, whole, getattr(whole, "grad", None)])
 
 

@@ -192,7 +192,7 @@ def _averaged(model: Transformer, config: RunConfig, ranks: Ranks, device: Devic
         device_ids=None if device.kind == "cpu" else [device.torch.index],
         bucket_cap_mb=config.communication.bucket / 2**20,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
+        forward_sync_buffers=False,  # they are tables that never change
     )
 
 
