@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.layouts.ranks import Trial, model, run, seconds
+from benchmarks.layouts.ranks import (
+    Sample,
+    Trial,
+    calm,
+    median_ratio,
+    median_seconds,
+    model,
+    run,
+    timed,
+)
 from benchmarks.results import table
 from danlu.base.units import format_duration
 from danlu.hardware.comm import Comm
@@ -50,9 +59,7 @@ def balance(*, rounds: int) -> dict[str, Any]:
         "simulated_gain": found["equal"]["planned_seconds"] / found["balanced"]["planned_seconds"],
         "simulated_gain_measured_costs":
             found["equal"]["simulated_seconds"] / found["balanced"]["simulated_seconds"],
-        "measured_gain": statistics.median(
-            a / b for a, b in zip(found["equal"]["steps"], found["balanced"]["steps"], strict=True)
-        ),
+        "measured_gain": median_ratio(found["equal"]["steps"], found["balanced"]["steps"]),
     }  # fmt: skip
     return {name: gain - 1 for name, gain in gains.items()} | {"cuts": found}
 
@@ -118,13 +125,13 @@ def race(comm: Comm, task: dict[str, Any]) -> dict[str, Any]:
         for name, trial in trials.items():
             clock, own = clocks[name], found[name]
             clock.clear()
-            step = seconds(comm, lambda trial=trial: forward_backward(trial.learner, trial.batches))
+            step = timed(comm, lambda trial=trial: forward_backward(trial.learner, trial.batches))
             trial.update()
             alone = _alone(comm, trial, clock)
             if turn:
                 own["steps"].append(step)
-                own["busy"].append(sum(map(sum, clock.wall.values())) / step)
-                own["busy_processor"].append(sum(map(sum, clock.processor.values())) / step)
+                own["busy"].append(sum(map(sum, clock.wall.values())) / step.seconds)
+                own["busy_processor"].append(sum(map(sum, clock.processor.values())) / step.seconds)
                 own["ceilings"].append(alone)
                 for key, times in clock.wall.items():
                     own.setdefault("costs", {}).setdefault(key, []).extend(times)
@@ -139,8 +146,8 @@ def race(comm: Comm, task: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _alone(comm: Comm, trial: Trial, clock: Clocks) -> float:
-    """Seconds in which each rank computes its stages for all micro-batches, and nothing else."""
+def _alone(comm: Comm, trial: Trial, clock: Clocks) -> Sample:
+    """A time in which each rank computes its stages for all micro-batches, and nothing else."""
     learner, plan = trial.learner, trial.plan
     rows, width = plan.micro_batch * plan.model.sequence_length, plan.model.hidden_size
     stream = torch.randn(rows, width, dtype=learner.model.dtype)
@@ -154,7 +161,7 @@ def _alone(comm: Comm, trial: Trial, clock: Clocks) -> float:
                 out = stage.submod(given, batch.targets_bt, None, scale)
                 out.backward(None if out.dim() == 0 else stream)
 
-    taken = seconds(comm, work)
+    taken = timed(comm, work)
     learner.optimizer.zero_grad(set_to_none=True)
     return taken
 
@@ -171,19 +178,21 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, Any]:
             [_stage_cost(costs, stage) for stage in range(len(one["stages"]))],
             pairs=its.pairs,
         )
-        busy = [statistics.median(rank[name]["busy"]) for rank in ranks]
-        processor = [statistics.median(rank[name]["busy_processor"]) for rank in ranks]
-        ceiling = statistics.median(
-            a / b for a, b in zip(one["ceilings"], one["steps"], strict=True)
+        steps = [Sample(*step) for step in one["steps"]]
+        ceilings = [Sample(*step) for step in one["ceilings"]]
+        quiet = calm(steps)
+        busy, processor = (
+            statistics.mean(statistics.median(rank[name][key][i] for i in quiet) for rank in ranks)
+            for key in ("busy", "busy_processor")
         )
         found[name] = {
             "simulated": timeline.utilisation,
-            "measured": statistics.mean(busy),
-            "measured_processor": statistics.mean(processor),
+            "measured": busy,
+            "measured_processor": processor,
             "planned": one["planned"],
-            "of_ceiling": ceiling,
-            "seconds": statistics.median(one["steps"]),
-            "steps": one["steps"],
+            "of_ceiling": median_ratio(ceilings, steps),
+            "seconds": median_seconds(steps),
+            "steps": steps,
             "planned_seconds": one["planned_seconds"],
             "simulated_seconds": timeline.seconds,
             "stages": one["stages"],

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -126,22 +127,66 @@ class Trial:
         clip(self.learner)
         update(self.learner, 1e-4)
 
-    def step(self) -> float:
-        """Seconds of one step, of the rank that takes longest."""
+    def step(self) -> Sample:
+        """One step, update and all."""
 
         def work() -> None:
             forward_backward(self.learner, self.batches)
             self.update()
 
-        return seconds(self.comm, work)
+        return timed(self.comm, work)
 
 
-def seconds(comm: Comm, work: Callable[[], object]) -> float:
-    """Seconds of `work`, begun by all ranks together, of the rank that takes longest."""
+class Sample(NamedTuple):
+    """Seconds of some work, and the CPUs that other processes used meanwhile (1.0: one CPU)."""
+
+    seconds: float
+    others: float
+
+
+def timed(comm: Comm, work: Callable[[], object]) -> Sample:
+    """`work`, begun by all ranks together; the seconds are those of the slowest."""
     comm.wait()
-    began = time.perf_counter()
+    used, own, began = _used_seconds(), _own_seconds(), time.perf_counter()
     work()
-    return comm.largest(time.perf_counter() - began)
+    taken = comm.largest(time.perf_counter() - began)
+    used, own = _used_seconds() - used, _own_seconds() - own
+    ours = float(comm.sum(torch.tensor([own], dtype=torch.float64)))
+    return Sample(taken, max(0.0, comm.share(used) - ours) / taken)
+
+
+def calm(samples: Sequence[Sample]) -> list[int]:
+    """Numbers of the samples that others disturbed least: all below a tenth of a CPU, or a third.
+
+    A machine that others use is slower for seconds at a time; what a layout costs is what it costs
+    in between.
+    """
+    ranked = sorted(range(len(samples)), key=lambda i: samples[i].others)
+    least = max(1, -(-len(samples) // 3))
+    return [i for n, i in enumerate(ranked) if n < least or samples[i].others < 0.1]
+
+
+def median_seconds(samples: Sequence[Sample]) -> float:
+    """Of the calm ones."""
+    return statistics.median(samples[i].seconds for i in calm(samples))
+
+
+def median_ratio(above: Sequence[Sample], below: Sequence[Sample]) -> float:
+    """Median of the ratios of samples that were taken in turn, of pairs that were calm."""
+    worse = [max(a, b, key=lambda sample: sample[1]) for a, b in zip(above, below, strict=True)]
+    return statistics.median(above[i][0] / below[i][0] for i in calm([Sample(*w) for w in worse]))
+
+
+def _used_seconds() -> float:
+    """Seconds of all CPUs that were not idle since the machine started."""
+    first = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, irq, soft, steal = map(int, first[:8])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process, of all its threads."""
+    return time.process_time()
 
 
 def machine_now(comm: Comm, seconds_each: float = 0.15) -> ClusterFacts:

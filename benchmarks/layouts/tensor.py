@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.layouts.ranks import run, seconds
+from benchmarks.layouts.ranks import Sample, median_ratio, median_seconds, run, timed
 from benchmarks.results import table
 from danlu.base.facts import ModelShape
 from danlu.base.units import format_duration
@@ -27,11 +26,11 @@ def measure(*, rounds: int) -> dict[str, Any]:
     """Seconds of forward and backward by way, and the efficiency they make."""
     print("tensor: one layer of width 4096", flush=True)
     times = run(2, race, {"rounds": rounds})[0]
-    medians = {name: statistics.median(all_) for name, all_ in times["pairs"].items()}
+    samples = {name: [Sample(*one) for one in all_] for name, all_ in times["pairs"].items()}
+    medians = {name: median_seconds(all_) for name, all_ in samples.items()}
     found: dict[str, Any] = {"seconds": medians, "format": times["format"]}
     for name, way in (("efficiency", "rows shared"), ("efficiency_whole_rows", "whole rows")):
-        pairs = zip(times["pairs"]["ceiling"], times["pairs"][way], strict=True)
-        found[name] = statistics.median(a / b for a, b in pairs)
+        found[name] = median_ratio(samples["ceiling"], samples[way])
         found[name.replace("efficiency", "speed_up")] = medians["one rank"] / medians[way]
     return found
 
@@ -50,15 +49,15 @@ def race(comm: Comm, task: dict[str, Any]) -> dict[str, Any]:
         ways[name] = (_fill(holder), LENGTH // 2 if shared else LENGTH)
     ways["ceiling"] = (_fill(_holder(ops, 2)), LENGTH)
     whole = _fill(_holder(ops, 1)) if comm.first else None
-    times: dict[str, list[float]] = {name: [] for name in [*ways, "one rank"]}
+    times: dict[str, list[Sample]] = {name: [] for name in [*ways, "one rank"]}
     for turn in range(task["rounds"] + 1):
         for name, (layer, rows) in ways.items():
-            taken = seconds(comm, lambda layer=layer, rows=rows: _pass(layer, rows, dtype))
+            taken = timed(comm, lambda layer=layer, rows=rows: _pass(layer, rows, dtype))
             _forget(layer)
             if turn:
                 times[name].append(taken)
         if turn % 3 == 0:  # slow: a third of the turns will do
-            alone = seconds(comm, lambda: whole and _pass(whole, LENGTH, dtype))
+            alone = timed(comm, lambda: whole and _pass(whole, LENGTH, dtype))
             _forget(whole)
             if turn:
                 times["one rank"].append(alone)

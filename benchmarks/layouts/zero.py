@@ -11,7 +11,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from benchmarks.layouts.ranks import (
+    Sample,
     Trial,
+    median_ratio,
+    median_seconds,
     model,
     peak_resident_bytes,
     resident_bytes,
@@ -45,10 +48,9 @@ def measure(*, ranks: tuple[int, ...], rounds: int) -> dict[str, Any]:
     names = {str(share): _offload(share) for share in OFFLOADS}
     offload_speed = run(1, race, {"layouts": names, "rounds": rounds})[0]
     offload = {
-        name: run(1, offloaded, words)[0] | {"seconds": offload_speed[name]}
-        for name, words in names.items()
+        name: run(1, offloaded, words)[0] | offload_speed[name] for name, words in names.items()
     }
-    return {"held": held, "seconds": speed, "peak_bytes": peaks, "offload": offload}
+    return {"held": held, "speed": speed, "peak_bytes": peaks, "offload": offload}
 
 
 def _two(stage: int) -> list[str]:
@@ -119,16 +121,20 @@ def _local(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield tensor
 
 
-def race(comm: Comm, task: dict[str, Any]) -> dict[str, float]:
-    """Median seconds of a step of each layout, taken in turn."""
+def race(comm: Comm, task: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Seconds of a step of each layout, taken in turn, and throughput against the first."""
     trials = {name: Trial(words, comm) for name, words in task["layouts"].items()}
-    times: dict[str, list[float]] = {name: [] for name in trials}
+    steps: dict[str, list[Sample]] = {name: [] for name in trials}
     for turn in range(task["rounds"] + 1):
         for name, trial in trials.items():
             taken = trial.step()
             if turn:
-                times[name].append(taken)
-    return {name: statistics.median(all_) for name, all_ in times.items()}
+                steps[name].append(taken)
+    first = steps[next(iter(steps))]
+    return {
+        name: {"seconds": median_seconds(all_), "throughput": median_ratio(first, all_)}
+        for name, all_ in steps.items()
+    }
 
 
 def peak(comm: Comm, words: list[str]) -> int:
@@ -166,17 +172,16 @@ def page(found: dict[str, Any]) -> list[str]:
                              for v in row.values())]
         for stage, row in held.items()
     ]  # fmt: skip
-    base = found["seconds"]["0"]
     state = {stage: row["2"]["bytes"] for stage, row in held.items() if "2" in row}
     prices = [
-        [f"stage {stage}", format_duration(s), f"{base / s:.0%}",
+        [f"stage {stage}", format_duration(s["seconds"]), f"{s['throughput']:.1%}",
          f"{1 - state[stage] / state['0']:.0%}" if stage in state else "",
          format_bytes(found["peak_bytes"][stage])]
-        for stage, s in found["seconds"].items()
+        for stage, s in found["speed"].items()
     ]  # fmt: skip
     offload = [
         [f"{float(share):.0%}", format_bytes(int(v["resident"])), format_bytes(v["in_file"]),
-         format_duration(v["seconds"])]
+         format_duration(v["seconds"]), f"{v['throughput']:.1%}"]
         for share, v in found["offload"].items()
     ]  # fmt: skip
     return [
@@ -201,6 +206,6 @@ def page(found: dict[str, Any]) -> list[str]:
         "Offload of the optimizer's state to a file, one rank of one thread; resident memory of the"
         " process at the end of backward:",
         "",
-        *table(["offloaded", "resident", "in the file", "step"], offload),
+        *table(["offloaded", "resident", "in the file", "step", "throughput"], offload),
         "",
     ]  # fmt: skip

@@ -104,7 +104,8 @@ def build(
     if plan.layout.zero:
         sharded = tuple(segments.values())
         zero.shard_state(sharded, model.layers.values(), ranks, model.dtype)
-    model.to(device.torch)
+    for module in (model, *segments.values()):
+        module.to(device.torch)
     model.initialize(_initializer(config.train.seed))
     pipeline = None
     if plan.layout.pipeline > 1:
