@@ -36,10 +36,7 @@ check: setup  ## Lint, types and imports only.
 docs: setup  ## Generate docs/config.md and the editor schema from the config's models.
 	@$(BIN)/python scripts/make_docs.py
 
-gpu-test-layouts: setup  ## The long parity set: eight ranks, checkpoints of every layout into every other.
-	@DANLU_LONG_TESTS=1 $(BIN)/python -m pytest -q tests/parity/test_layouts_long.py $(ARGS)
-
-check: setup  ## On a machine with a GPU: train in bf16 with compile, compare with the CPU.
+gpu-check: setup  ## On a machine with a GPU: train in bf16 with compile, compare with the CPU.
 	@$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 bench-%: setup  ## One benchmark: bench-peers, bench-parity, bench-plan …

@@ -169,23 +169,27 @@ def variants(
     layers: Sequence[LayerCost],
     one: Degrees,
     setting: Setting,
-) -> Iterator[Layout]:
+) -> Iterator[Layout | ConfigError]:
     """All layouts of these degrees that the config allows: schedules, chunks, cuts, ZeRO stages.
 
+    A variant that is not possible is its error.
+
     Raises:
-        ConfigError: a configured cut that does not fit.
+        ConfigError: layers to split that are not there.
     """
     split = split_layers(config, shape.layers)
     split = split if one.tensor > 1 else ()
     everything = one.tensor > 1 and config.tensor_parallel.split_layers == "all"
     sequence = config.tensor_parallel.sequence_parallel
-    if sequence is True and one.tensor > 1 and not everything:
-        raise ConfigError(
+    even = shape.sequence_length % one.tensor == 0
+    if sequence is True and one.tensor > 1 and not (everything and even):
+        yield ConfigError(
             "tensor_parallel.sequence_parallel",
-            "rows can only be shared where all layers are split.",
+            "rows can only be shared where all layers are split and the degree divides"
+            " model.sequence_length.",
             "Use split_layers: all, or leave it out.",
         )
-    even = shape.sequence_length % one.tensor == 0
+        return
     base = Layout(
         data=one.data,
         tensor=one.tensor,
@@ -198,6 +202,9 @@ def variants(
     wanted = config.zero_optimization.stage
     stages = (0, 1, 2, 3) if wanted == "auto" else (wanted,)
     for scheduled in _scheduled(config.pipeline_parallel, shape, layers, base, setting):
+        if isinstance(scheduled, ConfigError):
+            yield scheduled
+            continue
         for zero in sorted({z if one.data > 1 else 0 for z in stages}):
             yield replace(scheduled, zero=zero)
 
@@ -208,14 +215,15 @@ def _scheduled(
     layers: Sequence[LayerCost],
     base: Layout,
     setting: Setting,
-) -> Iterator[Layout]:
+) -> Iterator[Layout | ConfigError]:
     if base.pipeline == 1:
         if isinstance(config.layers, tuple) and config.stages == 1:
-            raise ConfigError(
+            yield ConfigError(
                 "pipeline_parallel.layers",
                 "there is one stage, which has all layers.",
                 "Set pipeline_parallel.stages.",
             )
+            return
         yield base
         return
     names = tuple(SCHEDULES) if config.schedule == "auto" else (config.schedule,)
@@ -223,16 +231,17 @@ def _scheduled(
         its = SCHEDULES[name]
         chunks = its.chunks
         if isinstance(config.layers, tuple):
-            chunks = _configured_chunks(config.layers, shape.layers, base.pipeline, name)
+            if error := _wrong_cut(config.layers, shape.layers, base.pipeline, name):
+                yield error
+                continue
+            chunks = len(config.layers) // base.pipeline
         count = chunks * base.pipeline
         if count > shape.layers:
-            if config.schedule != "auto":
-                raise ConfigError(
-                    "pipeline_parallel.schedule",
-                    f"{name} holds {chunks} stages a rank, {count} in all, of {shape.layers}"
-                    " layers.",
-                    "Use 1f1b, or fewer pipeline_parallel.stages.",
-                )
+            yield ConfigError(
+                "pipeline_parallel.schedule",
+                f"{name} holds {chunks} stages a rank, {count} in all, of {shape.layers} layers.",
+                "Use 1f1b, or fewer pipeline_parallel.stages.",
+            )
             continue
         if isinstance(config.layers, tuple):
             sizes = config.layers
@@ -260,17 +269,18 @@ def _is_split(index: int, layout: Layout) -> bool:
     return index - 1 in layout.split_layers
 
 
-def _configured_chunks(sizes: Sequence[int], layers: int, ranks: int, name: str) -> int:
+def _wrong_cut(sizes: Sequence[int], layers: int, ranks: int, name: str) -> ConfigError | None:
+    """Why a configured cut does not go with a schedule, or None."""
     key, its = "pipeline_parallel.layers", SCHEDULES[name]
     if sum(sizes) != layers:
-        raise ConfigError(
+        return ConfigError(
             key, f"{list(sizes)} are {sum(sizes)} layers, the model has {layers}.", "Use them all."
         )
     chunks = len(sizes) // ranks
     if len(sizes) % ranks or chunks < its.chunks or (chunks > its.chunks and not its.more_chunks):
-        raise ConfigError(
+        return ConfigError(
             key,
             f"{len(sizes)} stages do not go on {ranks} ranks with {name}.",
             f"Use {its.chunks * ranks} numbers.",
         )
-    return chunks
+    return None

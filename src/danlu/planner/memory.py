@@ -82,7 +82,9 @@ def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> 
     gradients = 4 * weights
     if layout.zero in (1, 2):  # shards in fp32, and all of the weights gathered from them
         working = width * weights
-    if layout.zero == 3:  # a layer and the one that is fetched ahead
+    if layout.zero == 3 and layout.pipeline > 1:  # gathered while micro-batches are on their way
+        working = width * weights
+    elif layout.zero == 3:  # a layer and the one that is fetched ahead
         working = width * min(2 * largest, weights)
     if layout.zero >= 2 and layout.pipeline == 1:
         gradients = 4 * (weights / copies + min(largest, weights))

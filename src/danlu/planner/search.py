@@ -6,31 +6,18 @@ Pure arithmetic; no torch, no files, no clock.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 from danlu.base.errors import ConfigError
 from danlu.base.facts import ClusterFacts, LayerCost, ModelShape
 from danlu.base.units import format_bytes, format_count, format_duration, format_rate
-from danlu.config.parallel import (
-    DataParallelConfig,
-    PipelineParallelConfig,
-    TensorParallelConfig,
-    ZeroConfig,
-)
 from danlu.config.run import RunConfig
-from danlu.planner.cost import Setting, StepCost, efficiency, step_cost
+from danlu.planner.draft import Draft, least_micro_batches
 from danlu.planner.layout import Layout
-from danlu.planner.layouts import Degrees, degrees, impossible, variants
-from danlu.planner.memory import memory_bytes
-from danlu.planner.plan import Alternative, Decision, Plan, Prediction
-from danlu.planner.schedule import SCHEDULES, problem
+from danlu.planner.plan import Alternative, Plan, Prediction
+from danlu.planner.weigh import Weighed, choose_layout, open_layouts
 
 __all__ = ["make_plan", "pin", "pin_layout"]
 
-_MEMORY_SHARE = 0.9
-_MICRO_TOKENS = {"cpu": 4096, "cuda": 65536}
-"""Tokens at once beyond which a device computes no faster (CPU: measured optimum 2 to 4
-thousand)."""
 _COMPILE_PAYS_SECONDS = {"cpu": 900.0, "cuda": 300.0}
 _CHECKPOINT_SECONDS = 600.0
 _EVALUATION_SHARE = 0.04
@@ -56,14 +43,16 @@ def make_plan(
     Raises:
         ConfigError: numbers that do not go together, or a model that does not fit into memory.
     """
-    draft = _Draft(config, shape, layers, cluster)
+    draft = Draft(config, shape, layers, cluster)
     _choose_arithmetic(draft)
-    options = _options(draft, world)
-    draft.take(options[0])
-    _choose_length(draft)
+    found = open_layouts(draft, world)
+    draft.take(found[0])
+    _choose_batch(draft, found)
     _choose_compile(draft)
-    _choose_length(draft)  # once more, at the speed that compiling gives
-    _choose_layout(draft, options, world)
+    layouts = _choose_batch(draft, found)  # once more, at the speed that compiling gives
+    best = choose_layout(draft, layouts)
+    _tell_layout(draft, best, searched=len(found), world=world)
+    _choose_steps(draft)
     _choose_optimizer(draft)
     _choose_intervals(draft)
     return _finish(draft)
@@ -118,189 +107,7 @@ def pin_layout(config: RunConfig, choice: Alternative) -> RunConfig:
     )
 
 
-@dataclass
-class _Draft:
-    """A plan in the making: the inputs, and the numbers decided so far."""
-
-    config: RunConfig
-    shape: ModelShape
-    layers: Sequence[LayerCost]
-    cluster: ClusterFacts
-    layout: Layout = field(default_factory=Layout)
-    threads: int = 1
-    format: str = "fp32"
-    backend: str = "torch"
-    compiled: bool = False
-    batch_sequences: int = 1
-    steps: int = 1
-    micro_batch: int = 1
-    warmup_steps: int = 0
-    learning_rate: float = 0.0
-    evaluate_every: int = 1
-    evaluate_tokens: int = 1
-    checkpoint_every: int = 1
-    alternatives: tuple[Alternative, ...] = ()
-    rejected: tuple[Decision, ...] = ()
-    decisions: dict[str, Decision] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> str:
-        return self.cluster.device.kind
-
-    @property
-    def flops_per_token(self) -> float:
-        return 3.0 * sum(c.forward_flops + c.attention_flops for c in self.layers)
-
-    @property
-    def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.layers)
-
-    def decide(self, key: str, value: object, reason: str) -> None:
-        self.decisions[key] = Decision(key, str(value), reason)
-
-    def take(self, layout: Layout) -> None:
-        """Goes on with this layout; the CPU threads of a rank follow."""
-        self.layout = layout
-        cores, here = self.cluster.device.threads or 8, -(-layout.ranks // self.cluster.nodes)
-        threads = self.config.launch.threads
-        self.threads = max(1, cores // here) if threads == "auto" else threads
-        why = f"{cores} CPUs among {here} ranks a machine" if threads == "auto" else "configured"
-        self.decide("launch.threads", self.threads, why)
-
-    def setting(self, layout: Layout) -> Setting:
-        per_node = -(-layout.ranks // self.cluster.nodes)
-        return Setting(
-            cluster=self.cluster,
-            width=self.shape.hidden_size,
-            number_format=self.format,
-            reached=efficiency(self.cluster.device, self.backend, compiled=self.compiled),
-            device_share=1 / per_node if self.kind == "cpu" else 1.0,
-        )
-
-    def cost(self, layout: Layout, micro_batch: float, micro_batches: int) -> StepCost:
-        return step_cost(
-            self.layers,
-            layout,
-            self.setting(layout),
-            micro_tokens=micro_batch * self.shape.sequence_length,
-            micro_batches=micro_batches,
-        )
-
-    def memory(
-        self, layout: Layout, micro_batch: int, micro_batches: int
-    ) -> tuple[dict[str, int], ...]:
-        return memory_bytes(
-            self.layers,
-            self.shape,
-            layout,
-            kind=self.kind,
-            number_format=self.format,
-            micro_tokens=micro_batch * self.shape.sequence_length,
-            micro_batches=micro_batches,
-            backend=self.backend,
-        )
-
-    def memory_limit(self, layout: Layout) -> int:
-        limit = self.config.memory.limit
-        if limit != "auto":
-            return limit
-        sharing = -(-layout.ranks // self.cluster.nodes) if self.kind == "cpu" else 1
-        return int(_MEMORY_SHARE * self.cluster.device.memory_bytes / sharing)
-
-
-@dataclass(frozen=True)
-class _Option:
-    """A layout with its micro-batches, what it costs, and what it needs."""
-
-    layout: Layout
-    micro_batch: int
-    micro_batches: int
-    cost: StepCost
-    memory: tuple[dict[str, int], ...]
-
-    @property
-    def bytes(self) -> int:
-        """Of the rank that needs most."""
-        return max(sum(parts.values()) for parts in self.memory)
-
-
-def _options(draft: _Draft, world: int | None) -> list[Layout]:
-    """All layouts that the config leaves open, simplest first.
-
-    Raises:
-        ConfigError: none is possible; the reason of the first.
-    """
-    config, cluster = draft.config, draft.cluster
-    devices = cluster.devices if draft.kind != "cpu" else max(world or 0, cluster.nodes)
-    if draft.kind == "cpu" and world is None:
-        fixed = [
-            size
-            for size in (
-                config.data_parallel.degree,
-                config.tensor_parallel.degree,
-                config.pipeline_parallel.stages,
-            )
-            if size != "auto"
-        ]
-        devices = max(devices, math.prod(fixed))  # ranks of a CPU machine are processes
-    node = cluster.devices_per_node if draft.kind != "cpu" else devices
-    found: list[Layout] = []
-    refused: list[ConfigError] = []
-    for one in sorted(degrees(config, devices, node, draft.shape.layers, world), key=_complexity):
-        if error := impossible(config, draft.shape, one):
-            refused.append(error)
-            continue
-        setting = draft.setting(Layout(one.data, one.tensor, one.pipeline))
-        for layout in variants(config, draft.shape, draft.layers, one, setting):
-            if error := _wrong_micro_batches(config, layout):
-                refused.append(error)
-            else:
-                found.append(layout)
-    if not found:
-        raise (
-            refused[0]
-            if refused
-            else ConfigError(
-                "pipeline_parallel.stages", "no layout is possible.", "Use fewer stages."
-            )
-        )
-    counted: dict[str, int] = {}
-    for error in refused:
-        counted[str(error)] = counted.get(str(error), 0) + 1
-    draft.rejected = tuple(
-        Decision("divisibility", f"{count} x", reason) for reason, count in counted.items()
-    )
-    return found
-
-
-def _wrong_micro_batches(config: RunConfig, layout: Layout) -> ConfigError | None:
-    """Why a layout's schedule cannot run the configured number of micro-batches, or None."""
-    wanted = config.pipeline_parallel.micro_batches
-    if layout.pipeline == 1 or wanted == "auto":
-        return None
-    reason = problem(layout.schedule, layout.pipeline, wanted, layout.chunks)
-    if reason is None:
-        return None
-    return ConfigError(
-        "pipeline_parallel.micro_batches", reason, "Or use another pipeline_parallel.schedule."
-    )
-
-
-def _complexity(one: Degrees) -> tuple[int, int, int]:
-    return (one.tensor * one.pipeline, one.pipeline, one.tensor)
-
-
-def _least_micro_batches(config: RunConfig, layout: Layout) -> int:
-    """Fewest micro-batches that a layout's schedule runs with."""
-    wanted = config.pipeline_parallel.micro_batches
-    if wanted != "auto":
-        return wanted
-    if layout.pipeline == 1:
-        return 1
-    return max(1, SCHEDULES[layout.schedule].fewest_per_rank) * layout.pipeline
-
-
-def _choose_arithmetic(draft: _Draft) -> None:
+def _choose_arithmetic(draft: Draft) -> None:
     rates, wanted = draft.cluster.device.peak_flops, draft.config.precision.format
     if wanted == "auto":
         faster = "bf16" in rates and rates["bf16"] > 1.2 * rates["fp32"]
@@ -332,306 +139,87 @@ def _choose_arithmetic(draft: _Draft) -> None:
     draft.decide("kernels.backend", draft.backend, why)
 
 
-def _choose_length(draft: _Draft) -> None:
-    """Batch and steps together: the Step law (arXiv 2503.04715) ties the batch to all tokens."""
+def _choose_batch(draft: Draft, layouts: Sequence[Layout]) -> Sequence[Layout]:
+    """The sequences of a step, and the layouts that divide them.
+
+    A configured batch is kept as it is. Otherwise the Step law (arXiv 2503.04715) ties the batch
+    to all tokens of the run, and it is rounded so that ranks and their powers of two divide it.
+
+    Raises:
+        ConfigError: a configured batch that no layout divides.
+    """
     train, length = draft.config.train, draft.shape.sequence_length
-    layout, least = draft.layout, _least_micro_batches(draft.config, draft.layout)
-    whole = draft.cost(layout, 1.0, least)
-    per_token = (whole.total - draft.cost(layout, 0.0, least).total) / (length * least)
-    per_token /= layout.data
+    units = {x: x.data * least_micro_batches(draft.config, x) for x in layouts}
     if train.batch_tokens != "auto":
-        tokens = float(train.batch_tokens)
+        sequences, rest = divmod(train.batch_tokens, length)
+        if rest:
+            near = [n * length for n in (sequences, sequences + 1) if n]
+            raise ConfigError(
+                "train.batch_tokens",
+                f"{train.batch_tokens} tokens are no whole number of sequences of {length}.",
+                f"Use {' or '.join(str(n) for n in near)}.",
+            )
+        kept = [x for x in layouts if sequences % units[x] == 0]
+        if not kept:
+            unit = units[layouts[0]]
+            raise ConfigError(
+                "train.batch_tokens",
+                f"{sequences} sequences of {length} do not split over {layouts[0].text()}.",
+                f"Use a multiple of {unit * length}, or data_parallel.degree that divides.",
+            )
         reason = "configured"
-    elif train.steps != "auto":
-        tokens = (0.58 * train.steps**0.571) ** (1 / (1 - 0.571))
-        reason = f"Step law for {train.steps} steps"
     else:
-        budget = train.duration / max(per_token, 1e-12)
-        tokens = 0.58 * budget**0.571
-        reason = f"Step law for about {format_count(budget)} tokens"
-    copies = layout.data * least
-    share = copies * length
-    sequences = max(1, round(tokens / share)) * copies
-    if train.batch_tokens != "auto" and sequences * length != train.batch_tokens:
-        if train.batch_tokens % share == 0:
-            sequences = train.batch_tokens // length
-        else:
-            reason = f"{train.batch_tokens} rounded to multiples of {copies} sequences"
+        wanted, reason = _step_law(draft)
+        if train.micro_batch != "auto":
+            units = {x: unit * train.micro_batch for x, unit in units.items()}
+        fitting = [unit for unit in units.values() if unit * length <= wanted]
+        unit = max(fitting, default=min(units.values()))
+        sequences = _round(wanted / (unit * length)) * unit
+        kept = [x for x in layouts if sequences % units[x] == 0]
     draft.batch_sequences = sequences
     draft.decide("train.batch_tokens", sequences * length, reason)
+    draft.steps = train.steps if train.steps != "auto" else _steps_of(draft, kept[0])
+    return kept
+
+
+def _step_law(draft: Draft) -> tuple[float, str]:
+    """Tokens of a step, and why."""
+    train, layout = draft.config.train, draft.layout
     if train.steps != "auto":
-        draft.steps, reason = train.steps, "configured"
-    else:
-        step = draft.cost(layout, sequences / copies, least).total
-        draft.steps = max(1, int(train.duration / step))
+        tokens = (0.58 * train.steps**0.571) ** (1 / (1 - 0.571))
+        return tokens, f"Step law for {train.steps} steps"
+    least, length = least_micro_batches(draft.config, layout), draft.shape.sequence_length
+    seconds = draft.cost(layout, 1.0, least).total - draft.cost(layout, 0.0, least).total
+    per_token = seconds / (length * least * layout.data)
+    budget = train.duration / max(per_token, 1e-12)
+    return 0.58 * budget**0.571, f"Step law for about {format_count(budget)} tokens"
+
+
+def _round(number: float) -> int:
+    """To the nearest of 1, 2, 3, 4, 6, 8, 12, 16, …: numbers that many others divide."""
+    if number < 1:
+        return 1
+    grain: int = 2 ** max(0, math.floor(math.log2(number)) - 1)
+    return round(number / grain) * grain
+
+
+def _steps_of(draft: Draft, layout: Layout) -> int:
+    """Steps that fit into the configured duration, before the micro-batch is known."""
+    least = least_micro_batches(draft.config, layout)
+    step = draft.cost(layout, draft.batch_sequences / (layout.data * least), least).total
+    return max(1, int(draft.config.train.duration / step))
+
+
+def _choose_steps(draft: Draft) -> None:
+    train = draft.config.train
+    reason = "configured"
+    if train.steps == "auto":
+        draft.steps = max(1, int(train.duration / _step(draft)))
         reason = f"what fits into {format_duration(train.duration)} at the predicted speed"
     draft.decide("train.steps", draft.steps, reason)
 
 
-def _choose_layout(draft: _Draft, layouts: Sequence[Layout], world: int | None) -> None:
-    """The fastest layout that fits, with its micro-batch; the batch stays what it is.
-
-    Raises:
-        ConfigError: none fits, with the smallest change that would.
-    """
-    open_axes = len({(x.data, x.tensor, x.pipeline) for x in layouts}) > 1
-    tokens = draft.batch_sequences
-    options: list[_Option] = []
-    unfit: list[_Option] = []
-    problems: list[ConfigError] = []
-    layouts = _compilable(draft, layouts)
-    rough = sorted(layouts, key=lambda x: _rough_seconds(draft, x)) if len(layouts) > 1 else layouts
-    for layout in rough:
-        if len(options) >= _SIMULATED:
-            break
-        try:
-            option = _best_micro_batch(draft, layout)
-        except ConfigError as error:
-            problems.append(error)
-            continue
-        fits = option.bytes <= draft.memory_limit(layout)
-        (options if fits else unfit).append(option)
-    if not options:
-        raise _too_big(draft, min(unfit, key=lambda o: o.bytes)) if unfit else problems[0]
-    options.sort(key=_sequence_seconds)
-    best = options[0]
-    draft.alternatives = tuple(_alternative(draft, o) for o in options[:6])
-    draft.rejected += _rejections(draft, options, unfit, problems)
-    layout = best.layout
-    draft.take(layout)
-    draft.micro_batch = best.micro_batch
-    draft.batch_sequences = layout.data * best.micro_batch * best.micro_batches
-    if draft.batch_sequences != tokens:
-        reason = f"{tokens * draft.shape.sequence_length} rounded to what the layout divides"
-        draft.decide(
-            "train.batch_tokens", draft.batch_sequences * draft.shape.sequence_length, reason
-        )
-    _tell_layout(draft, best, searched=len(layouts) if open_axes else 0, world=world)
-
-
-_SIMULATED = 24
-"""Most layouts whose schedules are simulated; a rough formula has ordered them before."""
-
-
-def _compilable(draft: _Draft, layouts: Sequence[Layout]) -> Sequence[Layout]:
-    """The layouts whose schedules go with torch.compile, or all of them without it.
-
-    Raises:
-        ConfigError: compiling and a schedule are both configured and exclude each other.
-    """
-    if not draft.compiled:
-        return layouts
-    kept = [x for x in layouts if x.pipeline == 1 or SCHEDULES[x.schedule].compiles]
-    if kept:
-        return kept
-    if draft.config.kernels.compile is True:
-        raise ConfigError(
-            "kernels.compile",
-            f"{layouts[0].schedule} splits backward, which compiled stages cannot.",
-            "Use pipeline_parallel.schedule=1f1b, or kernels.compile=auto.",
-        )
-    draft.compiled = False
-    draft.decide("kernels.compile", False, f"{layouts[0].schedule} splits backward")
-    return layouts
-
-
-def _rough_seconds(draft: _Draft, layout: Layout, micro_batches: int | None = None) -> float:
-    """Seconds a sequence: the same model without simulation, plus the schedule's usual bubble."""
-    least = _least_micro_batches(draft.config, layout)
-    flat = replace(layout, pipeline=1, stages=())
-    mine = max(least, draft.batch_sequences // layout.data)
-    count = micro_batches or least
-    seconds = draft.cost(flat, mine / count, count).total / layout.pipeline
-    idle = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 0.5, "zero_bubble": 0.17, "dualpipe_v": 0.33}
-    if layout.pipeline > 1:
-        rounds = micro_batches or mine
-        seconds *= 1 + idle[layout.schedule] * (layout.pipeline - 1) / rounds
-    return seconds / (mine * layout.data)
-
-
-def _best_micro_batch(draft: _Draft, layout: Layout) -> _Option:
-    """The fastest micro-batch of a layout that fits, or the smallest where none does.
-
-    Raises:
-        ConfigError: no micro-batch is possible with the configured numbers.
-    """
-    config, length = draft.config, draft.shape.sequence_length
-    least = _least_micro_batches(config, layout)
-    mine = max(1, round(draft.batch_sequences / (layout.data * least))) * least
-    if config.train.batch_tokens != "auto":
-        mine = draft.batch_sequences // layout.data
-        if draft.batch_sequences % (layout.data * least):
-            raise ConfigError(
-                "train.batch_tokens",
-                f"{draft.batch_sequences} sequences do not split into {least} micro-batches on"
-                f" {layout.data} copies.",
-                f"Use a multiple of {layout.data * least * length} tokens.",
-            )
-    limit = draft.memory_limit(layout)
-    fitting: list[_Option] = []
-    smallest: _Option | None = None
-    for size in _micro_batches(draft, layout, mine):
-        memory = draft.memory(layout, size, min(mine // size, _memory_rounds(layout)))
-        smallest = _Option(layout, size, mine // size, StepCost({}), memory)
-        if smallest.bytes <= limit:
-            fitting.append(smallest)
-            if layout.pipeline == 1:
-                break  # the largest is the fastest
-    assert smallest is not None
-    if not fitting:
-        return smallest
-    fitting.sort(key=lambda o: _rough_seconds(draft, layout, o.micro_batches))
-    timed = [
-        replace(o, cost=draft.cost(layout, o.micro_batch, o.micro_batches)) for o in fitting[:2]
-    ]
-    return min(timed, key=lambda o: o.cost.total)
-
-
-def _sequence_seconds(option: _Option) -> float:
-    return option.cost.total / (option.layout.data * option.micro_batch * option.micro_batches)
-
-
-def _memory_rounds(layout: Layout) -> int:
-    """Micro-batches after which no more are held at once, all of them in GPipe."""
-    return 10**9 if layout.schedule == "gpipe" else 4 * layout.pipeline
-
-
-def _micro_batches(draft: _Draft, layout: Layout, mine: int) -> list[int]:
-    """Micro-batch sizes that are possible for `mine` sequences a copy, largest first.
-
-    Raises:
-        ConfigError: the configured ones are not.
-    """
-    config = draft.config
-    wanted, pieces = config.train.micro_batch, config.pipeline_parallel.micro_batches
-    cap = max(1, _MICRO_TOKENS[draft.kind] // draft.shape.sequence_length)
-    sizes = [m for m in range(mine, 0, -1) if mine % m == 0]
-    if wanted != "auto":
-        if wanted not in sizes:
-            raise ConfigError(
-                "train.micro_batch",
-                f"{wanted} does not divide the {mine} sequences of a rank's step.",
-                f"Use {', '.join(str(m) for m in sorted(sizes)[:12])}.",
-            )
-        sizes = [wanted]
-    if pieces != "auto" and layout.pipeline > 1:
-        if wanted not in ("auto", mine // pieces):
-            raise ConfigError(
-                "train.micro_batch",
-                f"{wanted} is not what {pieces} pipeline micro-batches make of {mine} sequences.",
-                f"Use {mine // pieces}, or leave one of the two out.",
-            )
-        sizes = [mine // pieces]
-    elif wanted == "auto":
-        sizes = [m for m in sizes if m <= cap] or sizes[-1:]
-    if layout.pipeline == 1:
-        return sizes
-    wrong = {m: problem(layout.schedule, layout.pipeline, mine // m, layout.chunks) for m in sizes}
-    possible = [m for m in sizes if wrong[m] is None]
-    if not possible:
-        reason = wrong[sizes[-1]] or ""
-        raise ConfigError(
-            "pipeline_parallel.micro_batches", reason, "Use a larger train.batch_tokens."
-        )
-    return possible
-
-
-def _too_big(draft: _Draft, option: _Option) -> ConfigError:
-    """The error of a model that does not fit, with the smallest change of layout that helps."""
-    limit, needed = draft.memory_limit(option.layout), option.bytes
-    change = _change_that_fits(draft, option.layout.ranks)
-    help_ = f"It fits with {change}; or use" if change else "Use"
-    return ConfigError(
-        "model",
-        f"a rank needs {format_bytes(needed)} of memory, {format_bytes(limit)} are allowed.",
-        f"{help_} a smaller model.preset, model.sequence_length or train.micro_batch, or raise"
-        " memory.limit.",
-    )
-
-
-def _change_that_fits(draft: _Draft, ranks: int) -> str | None:
-    """The simplest layout of as many ranks that would fit, in the words of a command line."""
-    config = draft.config
-    free = config.model_copy(
-        update={
-            "data_parallel": DataParallelConfig(),
-            "tensor_parallel": TensorParallelConfig(degree="auto"),
-            "pipeline_parallel": PipelineParallelConfig(stages="auto", schedule="1f1b"),
-            "zero_optimization": ZeroConfig(stage="auto"),
-        }
-    )
-    other = replace(draft, config=free, decisions={})
-    for layout in _options(other, ranks):
-        try:
-            option = _best_micro_batch(other, layout)
-        except ConfigError:
-            continue
-        if option.bytes <= other.memory_limit(layout):
-            wanted = config.tensor_parallel.split_layers
-            words = {
-                "tensor_parallel.split_layers": ("all" if layout.tensor > 1 else wanted, wanted),
-                "data_parallel.degree": (layout.data, config.data_parallel.degree),
-                "tensor_parallel.degree": (layout.tensor, config.tensor_parallel.degree),
-                "pipeline_parallel.stages": (layout.pipeline, config.pipeline_parallel.stages),
-                "zero_optimization.stage": (layout.zero, config.zero_optimization.stage),
-            }
-            changed = [f"{k}={new}" for k, (new, old) in words.items() if old not in (new, "auto")]
-            return " ".join(changed) or None
-    return None
-
-
-def _alternative(draft: _Draft, option: _Option) -> Alternative:
-    tokens = option.layout.data * option.micro_batch * option.micro_batches
-    seconds = option.cost.total
-    return Alternative(
-        layout=option.layout,
-        micro_batch=option.micro_batch,
-        micro_batches=option.micro_batches,
-        step_seconds=seconds,
-        tokens_per_second=tokens * draft.shape.sequence_length / seconds,
-        memory_bytes=option.bytes,
-        bubble=option.cost.seconds.get("bubble", 0.0) / seconds,
-    )
-
-
-def _rejections(
-    draft: _Draft,
-    options: Sequence[_Option],
-    unfit: Sequence[_Option],
-    problems: Sequence[ConfigError],
-) -> tuple[Decision, ...]:
-    """Why the families of layouts that were not chosen were not: memory, waiting, sending."""
-    rows: dict[str, Decision] = {}
-    best = options[0]
-    for option in options[1:]:
-        name = _family(option.layout)
-        more = _sequence_seconds(option) / _sequence_seconds(best) - 1
-        seconds = option.cost.seconds
-        part = max(("bubble", "communication"), key=lambda part: seconds.get(part, 0.0))
-        share = seconds.get(part, 0.0) / option.cost.total
-        why = f"{more:.0%} slower; {share:.0%} of its step is {part}"
-        rows.setdefault(name, Decision(name, part, why))
-    for option in sorted(unfit, key=lambda o: o.bytes):
-        name, limit = _family(option.layout), draft.memory_limit(option.layout)
-        why = f"needs {format_bytes(option.bytes)} a rank, {format_bytes(limit)} are allowed"
-        rows.setdefault(name, Decision(name, "memory", why))
-    rows.pop(_family(best.layout), None)
-    for error in problems:
-        rows.setdefault(str(error), Decision(error.where, "schedule", str(error)))
-    return tuple(rows.values())[:16]
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """`2, 2, 2, 1` as `2 x 3, 1`."""
-    runs = [(value, len(list(group))) for value, group in itertools.groupby(numbers)]
-    return ", ".join(f"{value} x {times}" if times > 1 else f"{value}" for value, times in runs)
-
-
-def _family(layout: Layout) -> str:
-    return f"TP {layout.tensor}, PP {layout.pipeline}, DP {layout.data}"
-
-
-def _tell_layout(draft: _Draft, best: _Option, *, searched: int, world: int | None) -> None:
+def _tell_layout(draft: Draft, best: Weighed, *, searched: int, world: int | None) -> None:
     config, layout = draft.config, best.layout
     ranks = "ranks that the launcher started" if world is not None else "ranks"
     found = f"fastest of {searched} layouts that were weighed"
@@ -676,7 +264,13 @@ def _tell_layout(draft: _Draft, best: _Option, *, searched: int, world: int | No
     draft.decide(name, best.micro_batches, "micro-batches of a copy in a step")
 
 
-def _choose_compile(draft: _Draft) -> None:
+def _runs(numbers: Sequence[int]) -> str:
+    """`2, 2, 2, 1` as `2 x 3, 1`."""
+    runs = [(value, len(list(group))) for value, group in itertools.groupby(numbers)]
+    return ", ".join(f"{value} x {times}" if times > 1 else f"{value}" for value, times in runs)
+
+
+def _choose_compile(draft: Draft) -> None:
     wanted = draft.config.kernels.compile
     if draft.backend == "native":
         if wanted is True:
@@ -687,7 +281,7 @@ def _choose_compile(draft: _Draft) -> None:
             )
         draft.decide("kernels.compile", False, "native kernels need none")
         return
-    least = _least_micro_batches(draft.config, draft.layout)
+    least = least_micro_batches(draft.config, draft.layout)
     size = draft.batch_sequences / (draft.layout.data * least)
     seconds = draft.steps * draft.cost(draft.layout, size, least).total
     pays = seconds > _COMPILE_PAYS_SECONDS[draft.kind]
@@ -696,7 +290,7 @@ def _choose_compile(draft: _Draft) -> None:
     draft.decide("kernels.compile", draft.compiled, reason if wanted == "auto" else "configured")
 
 
-def _choose_optimizer(draft: _Draft) -> None:
+def _choose_optimizer(draft: Draft) -> None:
     rate, schedule = draft.config.optimizer.learning_rate, draft.config.schedule
     tokens = draft.steps * draft.batch_sequences * draft.shape.sequence_length
     body = draft.shape.layers * draft.shape.layer_parameters
@@ -715,7 +309,7 @@ def _choose_optimizer(draft: _Draft) -> None:
     draft.decide("schedule.warmup_steps", draft.warmup_steps, reason)
 
 
-def _choose_intervals(draft: _Draft) -> None:
+def _choose_intervals(draft: Draft) -> None:
     every = draft.config.train.evaluate_every
     draft.evaluate_every = max(1, -(-draft.steps // 10)) if every == "auto" else every
     draft.decide(
@@ -739,19 +333,19 @@ def _choose_intervals(draft: _Draft) -> None:
     draft.decide("checkpoint.every", draft.checkpoint_every, reason)
 
 
-def _step(draft: _Draft) -> float:
+def _step(draft: Draft) -> float:
     return draft.cost(draft.layout, draft.micro_batch, _micro_batch_count(draft)).total
 
 
-def _micro_batch_count(draft: _Draft) -> int:
+def _micro_batch_count(draft: Draft) -> int:
     return draft.batch_sequences // (draft.layout.data * draft.micro_batch)
 
 
-def _finish(draft: _Draft) -> Plan:
+def _finish(draft: Draft) -> Plan:
     layout, length, count = draft.layout, draft.shape.sequence_length, _micro_batch_count(draft)
     cost = draft.cost(layout, draft.micro_batch, count)
     step, tokens = cost.total, draft.batch_sequences * length
-    memory = draft.memory(layout, draft.micro_batch, min(count, _memory_rounds(layout)))
+    memory = draft.memory(layout, draft.micro_batch, count)
     peak = draft.cluster.device.peak_flops[draft.format]
     peak *= draft.cluster.nodes if draft.kind == "cpu" else layout.ranks
     return Plan(
