@@ -80,6 +80,8 @@ def run(ranks, layouts, folder, *, steps=20, words=WORDS, reshard=(), targets=No
     for name in layouts:
         weights = {}
         for rank in range(ranks):
-            weights |= torch.load(folder / f"{name}-{rank}.pt")
+            for key, weight in torch.load(folder / f"{name}-{rank}.pt").items():
+                same = weights.setdefault(key, weight)
+                assert torch.equal(weight, same), f"{name}: {key} differs between ranks"
         results[name]["weights"] = weights
     return results

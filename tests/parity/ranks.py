@@ -19,7 +19,7 @@ from danlu.data.corpus import Corpus
 from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import join_ranks
 from danlu.train.balance import Balancer
-from danlu.train.build import build, build_loader
+from danlu.train.build import build, build_loader, document_end
 from danlu.train.evaluate import evaluate
 from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
@@ -77,7 +77,8 @@ def main(task):
         store = CheckpointStore(out / name, comm, keep=1, warn=print)
         facts = CheckpointFacts(half, trial.loader.state(), {}, "", "")
         store.save(trial.learner.model, trial.learner.optimizer, facts)
-        held_out = evaluate(trial.learner, corpus, half, 1000, document_end=None)
+        end = document_end(trial.config, corpus)
+        held_out = evaluate(trial.learner, corpus, half, 1000, document_end=end)
         curve += trial.train(task["steps"] - half)
         torch.save(trial.weights(), out / f"{name}-{comm.rank}.pt")
         state = sum(

@@ -50,7 +50,7 @@ class ZeroConfig(Block):
     """Optimizer state (1), gradients (2), weights (3) sharded over the data-parallel ranks."""
 
     stage: Literal[0, 1, 2, 3] | Auto = 0
-    """How much is sharded; `auto`: as little as fits into memory."""
+    """How much is sharded; `auto`: what is fastest of what fits into memory."""
     offload_ratio: float = Field(0.0, ge=0, le=1)
     """Share of the optimizer's state that lives off the device: in CPU memory, or in a file where
     the device is the CPU."""
@@ -60,18 +60,19 @@ class DataParallelConfig(Block):
     """Whole copies of the model, each on its share of every batch."""
 
     degree: Positive | Auto = "auto"
-    """Copies; `auto` is one on a CPU machine and one a device elsewhere."""
+    """Copies; `auto`: what the devices leave beside the other degrees, one on a CPU machine."""
     balance: bool = False
     """Whether micro-batches are dealt to the copies by their speed; the batch stays the same, the
-    last bits of a loss then depend on the dealing. Needs two micro-batches a copy, no pipeline, and
-    ZeRO 1 or less."""
+    last bits of a loss then depend on the dealing. Needs two micro-batches a copy, no pipeline, no
+    ZeRO."""
 
 
 class CommunicationConfig(Block):
     """What travels between ranks, and how."""
 
     bucket: Bytes = Field(25 * 2**20, ge=2**16)
-    """Gradients are averaged in pieces of this size, while backward still runs."""
+    """Gradients are averaged in pieces of this size; with data parallelism alone, while backward
+    still runs."""
     compression: str = planned("none")
     """Form in which gradients travel."""
 

@@ -25,7 +25,7 @@ class MemoryConfig(Block):
     """What is kept for backward and what is computed again."""
 
     limit: Bytes | Auto = "auto"
-    """Memory a rank may use; `auto` is 90 % of its share of what the machine has free."""
+    """Memory a rank may use; `auto` is 90 % of the device, of a CPU machine its share."""
     recompute: Literal["none", "selective", "full"] | Auto = planned("none")
     """Activations computed again in backward instead of kept."""
     adaptive_batch: bool = planned(False)

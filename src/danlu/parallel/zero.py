@@ -3,8 +3,8 @@
 Stage 1 shards the optimizer's state over the copies of the model: each holds a shard of the fp32
 weights, gathers the others' once a step, keeps its gradients whole until the last micro-batch, and
 updates its shard. Stage 2 reduces gradients to shards after every micro-batch. Stage 3 also lets
-the gathered weights of a layer go as soon as they are used (in a pipeline whose ranks hold several
-stages: those of a stage, as its schedule says). A pipeline reduces gradients once a step.
+the gathered weights of a layer go as soon as they are used. Inside a pipeline, PyTorch keeps a
+stage's weights gathered between its micro-batches and reduces gradients once a step.
 """
 
 import contextlib

@@ -84,19 +84,27 @@ class Links:
         reduce: share of the link in all-reduce.
         scatter: in reduce-scatter.
         gather: in all-gather and between neighbours of a pipeline.
-        latency: seconds of one collective however small.
-        overlap: share of the gradients' travel that hides behind backward.
+        latency: seconds of one message however small.
+        call: seconds that a collective of a split or sharded layer costs besides: the work around
+            it in PyTorch, and waiting for the rank that comes last.
+        overlap: share of the gradients' travel between plain copies that hides behind backward.
+        sharded_overlap: the same between sharded copies.
     """
 
     reduce: float
     scatter: float
     gather: float
     latency: float
+    call: float
     overlap: float
+    sharded_overlap: float
 
 
 _LINKS: Mapping[str, Links] = MappingProxyType(
-    {"cpu": Links(0.5, 0.25, 0.5, 4e-4, 0.3), "cuda": Links(0.8, 0.8, 0.8, 15e-6, 0.7)}
+    {
+        "cpu": Links(0.11, 0.1, 0.11, 4e-4, 3e-3, 0.7, 0.0),
+        "cuda": Links(0.8, 0.8, 0.8, 15e-6, 0.0, 0.7, 0.7),
+    }
 )
 """CPU: Gloo over one machine's memory, whose ranks' cores also move the bytes
 (docs/results/layouts.md). GPU: NCCL's usual utilisation, not measured by us."""
@@ -130,12 +138,22 @@ class Setting:
         """Of the device's kind."""
         return _LINKS[self.cluster.device.kind]
 
+    @property
+    def crowd(self) -> float:
+        """Ranks that share a CPU core, at least 1."""
+        return max(1.0, 1 / (max(1, self.cluster.device.threads) * self.device_share))
+
+    @property
+    def call(self) -> float:
+        """Seconds of one collective besides its bytes; crowded ranks also wait for their turn."""
+        return self.links.latency + self.links.call * (1 + self.crowd) / 2
+
     def link(self, ranks: int, neighbours: int) -> float:
         """Bytes/s between `ranks` ranks of which `neighbours` numbers lie between two."""
+        if self.cluster.device.kind == "cpu":
+            return self.cluster.node_bandwidth / self.crowd
         inside = ranks * neighbours <= self.cluster.devices_per_node
-        if inside or self.cluster.device.kind == "cpu":
-            return self.cluster.node_bandwidth
-        return self.cluster.network_bandwidth
+        return self.cluster.node_bandwidth if inside else self.cluster.network_bandwidth
 
 
 @dataclass(frozen=True)
@@ -189,7 +207,8 @@ def step_cost(
     parts = {name: micro_batches * sum(stages[s][name] for s in mine) for name in stages[mine[0]]}
     weights = sum(rank_parameters(pieces[s], layout) for s in mine)
     kept = weights / (layout.data if layout.zero else 1)
-    sending = _copies_seconds(weights, layout, setting, micro_batches)
+    groups = sum(len(pieces[s]) for s in mine)
+    sending = _copies_seconds(weights, groups, layout, setting, micro_batches)
     parts["communication"] += sending
     parts["optimizer"] = kept * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / setting.bandwidth
     if layout.offload:
@@ -305,22 +324,26 @@ def _tensor_seconds(
     ends = 4 if cost.attention_flops else 1  # of a block; embedding and head have one
     if layout.sequence_parallel:
         return ends * (moved / (link * links.gather) + moved / (link * links.scatter)
-                       + 2 * links.latency)  # fmt: skip
-    return ends * (2 * moved / (link * links.reduce) + links.latency)
+                       + 2 * setting.call)  # fmt: skip
+    return ends * (2 * moved / (link * links.reduce) + setting.call)
 
 
-def _copies_seconds(weights: float, layout: Layout, setting: Setting, micro_batches: int) -> float:
-    """Gradients averaged, or reduced to shards and weights gathered, over the copies."""
+def _copies_seconds(
+    weights: float, groups: int, layout: Layout, setting: Setting, micro_batches: int
+) -> float:
+    """Gradients averaged, or reduced to shards and weights gathered layer by layer (`groups`)."""
     if layout.data == 1:
         return 0.0
     links = setting.links
     link = setting.link(layout.data, layout.tensor)
     moved = (layout.data - 1) / layout.data * weights
     width = FORMAT_BYTES[setting.number_format]
-    hidden = links.overlap if layout.pipeline == 1 and layout.tensor == 1 else 0.0
+    overlap = links.sharded_overlap if layout.zero else links.overlap
+    hidden = overlap if layout.pipeline == 1 and layout.tensor == 1 else 0.0
     if layout.zero == 0:
         return (1 - hidden) * 2 * 4 * moved / (link * links.reduce)
-    often = micro_batches if layout.zero >= 2 and layout.pipeline == 1 else 1
-    scatter = often * 4 * moved / (link * links.scatter)
+    scatters = micro_batches if layout.zero >= 2 and layout.pipeline == 1 else 1
     gathers = 2 * micro_batches if layout.zero == 3 else 1
-    return (1 - hidden) * (scatter + gathers * width * moved / (link * links.gather))
+    travel = scatters * 4 * moved / (link * links.scatter)
+    travel += gathers * width * moved / (link * links.gather)
+    return (1 - hidden) * (travel + (scatters + gathers) * groups * setting.call)

@@ -1,5 +1,6 @@
 """A plan in words: what was decided and why, what it should cost."""
 
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
+_COLUMNS = 100
+
 
 def explain(plan: "Plan") -> str:
-    """The plan as text of at most 100 columns."""
+    """The plan as text, about 100 columns wide."""
     model, device, cluster = plan.model, plan.cluster.device, plan.cluster
     expected = plan.predicted
     total = plan.steps * expected.step_seconds
@@ -26,8 +29,8 @@ def explain(plan: "Plan") -> str:
         f"  machines  {cluster.nodes} x {cluster.devices_per_node} x {device.name},"
         f" {format_bytes(device.memory_bytes)} each",
         "            peak "
-        + ", ".join(f"{name} {format_rate(rate)}" for name, rate in device.peak_flops.items())
-        + f"; {device.bandwidth / 1e9:.3g} GB/s",
+        + ", ".join(f"{name} {format_rate(rate)}" for name, rate in device.peak_flops.items()),
+        f"            memory {device.bandwidth / 1e9:.3g} GB/s",
         f"            ({device.source})",
         f"  run       {plan.steps} steps of {format_count(plan.batch_tokens)} tokens ="
         f" {format_count(plan.steps * plan.batch_tokens)} tokens, about {format_duration(total)}",
@@ -103,7 +106,13 @@ def _others(plan: "Plan") -> list[str]:
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
     key = max(len(row[0]) for row in rows)
     value = max(len(row[1]) for row in rows)
-    return [f"  {a:<{key}}  {b:>{value}}  {c}" for a, b, c in rows]
+    start = key + value + 6
+    lines = []
+    for a, b, reason in rows:
+        first, *more = textwrap.wrap(reason, max(_COLUMNS - start, 30)) or [""]
+        lines.append(f"  {a:<{key}}  {b:>{value}}  {first}".rstrip())
+        lines += [" " * start + line for line in more]
+    return lines
 
 
 def _bars(parts: dict[str, float], show: Callable[[float], str]) -> list[str]:

@@ -32,7 +32,12 @@ class Degrees:
 
 
 def degrees(
-    config: RunConfig, devices: int, node: int, layers: int, world: int | None
+    config: RunConfig,
+    devices: int,
+    node: int,
+    layers: int,
+    world: int | None,
+    sequences: int | None = None,
 ) -> list[Degrees]:
     """The sizes of the axes that a config leaves open, on `devices` devices.
 
@@ -42,6 +47,7 @@ def degrees(
         node: of them in a machine; tensor parallelism is not proposed beyond that.
         layers: of the model; no more pipeline stages are proposed.
         world: ranks that a launcher has started; then exactly so many are used.
+        sequences: of a configured batch; devices that it does not split over are left idle.
 
     Raises:
         ConfigError: numbers that do not go together.
@@ -52,7 +58,10 @@ def degrees(
     found = []
     for t in _sizes(tensor, total, node):
         for p in _sizes(pipeline, total // t or 1, layers):
-            one = Degrees(max(1, total // (t * p)) if data == "auto" else data, t, p)
+            copies = max(1, total // (t * p)) if data == "auto" else data
+            if data == "auto" and world is None and sequences:
+                copies = next(d for d in range(copies, 0, -1) if sequences % d == 0)
+            one = Degrees(copies, t, p)
             if world is not None and one.ranks != world:
                 continue
             if world is None and one.ranks > devices:

@@ -9,7 +9,7 @@ from danlu.planner.schedule import order, peak_activations
 
 __all__ = ["memory_bytes"]
 
-_PROCESS_BYTES = {"cpu": 420 * 2**20, "cuda": 700 * 2**20}
+_PROCESS_BYTES = {"cpu": 400 * 2**20, "cuda": 700 * 2**20}
 """Python with PyTorch and its libraries (CPU: resident; GPU: context and libraries on the
 device)."""
 
@@ -50,7 +50,9 @@ def memory_bytes(
     piece_rows = max(LOSS_PIECE_ROWS, LOSS_PIECE_BYTES[kind] // (shape.vocab_size * width))
     rows = min(micro_tokens, piece_rows)
     vocabulary = shape.vocab_size / (layout.tensor if layout.split_ends else 1)
-    head = rows * vocabulary * width * 2 + 6 * vocabulary * shape.hidden_size
+    # A loss over a split vocabulary keeps its logits in fp32, once more for the exponents.
+    logits = rows * vocabulary * (2 * width + (8 if layout.split_ends else 0))
+    head = logits + 6 * vocabulary * shape.hidden_size
     table = []
     for rank in range(layout.pipeline):
         mine = layout.stage_numbers(rank) if layout.pipeline > 1 else (0,)
@@ -72,7 +74,10 @@ def memory_bytes(
 def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     share = 1 / layout.tensor if split else 1.0
-    return cost.split_saved * share + (cost.saved_elements - cost.split_saved) * rows
+    whole = cost.saved_elements - cost.split_saved
+    # Half of it are the inputs of split products, which are kept as they were gathered.
+    gathered = 0.5 if split and cost.attention_flops else 0.0
+    return cost.split_saved * share + whole * (gathered + (1 - gathered) * rows)
 
 
 def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> dict[str, int]:

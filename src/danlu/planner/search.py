@@ -233,6 +233,8 @@ def _tell_layout(draft: Draft, best: Weighed, *, searched: int, world: int | Non
         reason = "ranks that the launcher started"
     elif layout.data == layout.ranks:
         reason = "one process a CPU machine" if draft.kind == "cpu" else "one a device"
+        if draft.kind != "cpu" and layout.ranks < draft.cluster.devices:
+            reason = f"of {draft.cluster.devices} devices, what the batch splits over"
     else:
         reason = f"what {layout.tensor} x {layout.pipeline} leave of {layout.ranks} {ranks}"
     draft.decide("data_parallel.degree", layout.data, reason)

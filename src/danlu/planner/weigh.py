@@ -65,7 +65,10 @@ def open_layouts(draft: Draft, world: int | None) -> list[Layout]:
     node = cluster.devices_per_node if draft.kind != "cpu" else devices
     found: list[Layout] = []
     refused: list[ConfigError] = []
-    for one in sorted(degrees(config, devices, node, draft.shape.layers, world), key=_complexity):
+    batch = config.train.batch_tokens
+    sequences = None if batch == "auto" else batch // draft.shape.sequence_length
+    sizes = degrees(config, devices, node, draft.shape.layers, world, sequences)
+    for one in sorted(sizes, key=_complexity):
         if error := impossible(config, draft.shape, one):
             refused.append(error)
             continue

@@ -22,7 +22,7 @@ _LEAST_GAIN = 0.05
 
 def dealable(layout: Layout, micro_batches: int) -> bool:
     """Whether copies may differ in micro-batches: no exchange happens within one of them."""
-    return layout.data > 1 and layout.pipeline == 1 and layout.zero <= 1 and micro_batches > 1
+    return layout.data > 1 and layout.pipeline == 1 and layout.zero == 0 and micro_batches > 1
 
 
 def deal(seconds: Sequence[float], total: int) -> tuple[int, ...]:

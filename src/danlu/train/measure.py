@@ -1,5 +1,6 @@
 """What predictions leave open, measured on the machine: layouts, and the time of layers."""
 
+import gc
 import statistics
 import time
 from dataclasses import replace
@@ -15,14 +16,14 @@ from danlu.hardware.comm import Comm
 from danlu.hardware.device import open_device
 from danlu.kernels.dispatch import choose_ops, torch_ops
 from danlu.models.transformer import Transformer
-from danlu.planner.plan import Plan
+from danlu.planner.plan import Decision, Plan
 from danlu.planner.search import pin_layout
 from danlu.precision.formats._base import FORMATS
 from danlu.train.build import Learner, build
 from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
 
-__all__ = ["Measured", "fastest", "measure_layers", "time_steps"]
+__all__ = ["Measured", "explained", "fastest", "measure_layers", "time_steps"]
 
 
 class Measured(NamedTuple):
@@ -54,10 +55,36 @@ def fastest(
         candidate = plan_run(chosen, plan.cluster, world=comm.world, before=plan)
         learner = build(config, candidate, comm, scratch=scratch, note=_quiet)
         seconds = comm.largest(statistics.median(time_steps(learner, steps)))
-        tokens = candidate.batch_tokens / plan.batch_tokens
-        found.append(Measured(candidate, seconds / tokens))
+        why = f"the fastest of {count} that were tried"
+        found.append(Measured(explained(candidate, plan, why), seconds))
         del learner
+        gc.collect()  # wrapped models are cyclic
     return sorted(found, key=lambda m: m.seconds)
+
+
+def explained(plan: Plan, before: Plan, reason: str) -> Plan:
+    """A plan for a layout that was fixed, with the reasons of the plan that left it open.
+
+    Args:
+        plan: whose numbers hold.
+        before: whose reasons, runners-up and rejected families are kept.
+        reason: of the numbers that differ.
+    """
+    now = {d.key: d.value for d in plan.decisions}
+    kept = tuple(
+        d if now.get(d.key, d.value) == d.value else Decision(d.key, now[d.key], reason)
+        for d in before.decisions
+    )
+    known = {d.key for d in kept}
+    added = tuple(replace(d, reason=reason) for d in plan.decisions if d.key not in known)
+    mine = [a for a in before.alternatives if a.layout == plan.layout] or list(plan.alternatives)
+    others = [a for a in before.alternatives if a.layout != plan.layout]
+    return replace(
+        plan,
+        decisions=kept + added,
+        alternatives=(*mine[:1], *others),
+        rejected=before.rejected,
+    )
 
 
 def measure_layers(plan: Plan, comm: Comm) -> tuple[float, float, float]:

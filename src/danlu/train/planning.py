@@ -1,5 +1,6 @@
 """From a config to its Plan: description, cluster and planner put together. No torch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from danlu.base.errors import ConfigError
@@ -8,7 +9,7 @@ from danlu.base.files import atomic_write, explain_disk_full
 from danlu.config.data import TokenizerConfig
 from danlu.config.load import require_available
 from danlu.config.run import RunConfig
-from danlu.hardware.cluster import local_cluster, parse_cluster
+from danlu.hardware.cluster import cpu_on_paper, local_cluster, parse_cluster
 from danlu.models.describe import describe
 from danlu.planner.cost import Setting, efficiency, step_cost
 from danlu.planner.plan import Plan
@@ -62,6 +63,9 @@ def plan_run(
     require_available(config)
     if cluster is None:
         cluster = local_cluster()
+        if config.train.device == "cpu" and cluster.device.kind != "cpu":
+            device = cpu_on_paper()
+            cluster = replace(cluster, devices_per_node=1, device=device)
     elif not isinstance(cluster, ClusterFacts):
         cluster = parse_cluster(str(cluster))
     if before is not None:

@@ -4,6 +4,7 @@ Restarts are not used. A rank that dies ends the others at once; one that hangs 
 own time limit, and is killed `_SECONDS_TO_FOLLOW` after the first of the others has ended.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -84,7 +85,9 @@ def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: 
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what it would say is said below
     killed: set[int] = set()
-    threading.Thread(target=_end_stragglers, args=(ranks, killed), daemon=True).start()
+    over = threading.Event()
+    arguments = (module, ranks, over, killed)
+    threading.Thread(target=_end_stragglers, args=arguments, daemon=True).start()
     try:
         elastic_launch(launch, sys.executable)("-m", module, argument)
     except ChildFailedError as error:
@@ -102,29 +105,34 @@ def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: 
         raise MachineError(
             f"rank {rank} of {ranks} ended with {_how(failure.exitcode)}{words}."
         ) from None
+    finally:
+        over.set()
 
 
-def _end_stragglers(ranks: int, killed: set[int]) -> None:
+def _end_stragglers(module: str, ranks: int, over: threading.Event, killed: set[int]) -> None:
     """Kills ranks that are still there long after another has ended, and notes their process ids.
 
     The launcher asks them to end and waits as long as a checkpoint may take to write, which is too
     long for a process that does not answer.
     """
-    me, began, first_gone = psutil.Process(), False, None
-    while True:
-        time.sleep(0.5)
-        alive = [p for p in me.children() if p.status() != psutil.STATUS_ZOMBIE]
+    began, first_gone = False, None
+    while not over.wait(0.5):
+        alive = [p for p in psutil.Process().children() if _runs(p, module)]
         began = began or len(alive) == ranks
         if not began or len(alive) in (0, ranks):
-            if began and not alive:
-                return
             continue
         first_gone = first_gone or time.monotonic()
         if time.monotonic() - first_gone > _SECONDS_TO_FOLLOW:
             for process in alive:
                 killed.add(process.pid)
                 process.kill()
-            return
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    """Whether a child process is a rank that has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and module in process.cmdline()
+    return False
 
 
 def _how(exitcode: int) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from danlu.data.corpus import Corpus
 from danlu.data.loader import Loader, training_order
 from danlu.data.prepare import prepare
 from danlu.hardware.cluster import local_cluster
-from danlu.hardware.comm import Comm, join_ranks, launched_nodes, launched_world
+from danlu.hardware.comm import Comm, join_ranks, launched_nodes
 from danlu.hardware.device import device_kind, probe
 from danlu.models.generate import Sampling, generate
 from danlu.models.transformer import Transformer
@@ -34,6 +34,7 @@ from danlu.monitor.summary import RunSummary, summarise
 from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
 from danlu.planner.schedule import SCHEDULES as SCHEDULE_ORDERS
+from danlu.planner.search import pin_layout
 from danlu.planner.stages import cut_per_rank
 from danlu.train.balance import Balancer, dealable
 from danlu.train.build import Learner, build, build_loader, document_end
@@ -42,7 +43,7 @@ from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
 from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
-from danlu.train.measure import fastest, measure_layers
+from danlu.train.measure import explained, fastest, measure_layers
 from danlu.train.planning import layout_is_open, plan_run
 
 __all__ = ["Run", "open_run"]
@@ -131,7 +132,7 @@ class Run:
         self._measure_stages()
         self._display.phase("building the model and its kernels", 0, None)
         scratch = self.folder.path / "offload"
-        learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
+        learner = self._build_learner(scratch)
         newest = self._store.newest()
         if newest is None and self.comm.share(any(self._store.all())):
             raise CheckpointError(
@@ -149,6 +150,19 @@ class Run:
         self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
         self._note(f"Goes on after step {facts.step} ({newest.name}).")
         return learner, facts.step, facts.data["position"]
+
+    def _build_learner(self, scratch: Path) -> Learner:
+        """The parts; a mistake that one rank meets ends all of them."""
+        problem: UserError | None = None
+        try:
+            learner = build(self.config, self.plan, self.comm, scratch=scratch, note=self._note)
+        except UserError as error:
+            problem = error
+        if self.comm.largest(float(problem is not None)):
+            raise problem or CheckpointError(
+                str(self.folder.logs), "another rank met a mistake.", "It is in that rank's log."
+            )
+        return learner
 
     def _measure_layouts(self) -> None:
         """Keeps the fastest of the best predicted layouts, where the config leaves it open."""
@@ -182,11 +196,11 @@ class Run:
         )
         if sizes == layout.stages:
             return
-        pipeline = config.pipeline_parallel.model_copy(
-            update={"layers": sizes, "schedule": layout.schedule}
+        cut = pin_layout(
+            config, replace(self.plan.alternatives[0], layout=replace(layout, stages=sizes))
         )
-        cut = config.model_copy(update={"pipeline_parallel": pipeline})
-        self.plan = plan_run(cut, self.plan.cluster, world=self.comm.world, before=self.plan)
+        plan = plan_run(cut, self.plan.cluster, world=self.comm.world, before=self.plan)
+        self.plan = explained(plan, self.plan, "layers cut by their measured time")
         if self.comm.first:
             self.plan.save(self.folder.plan)
 
@@ -406,7 +420,7 @@ def open_run(config: RunConfig, *, display: Display | None = None) -> Run:
         console = Console(highlight=False, quiet=not comm.first)
         display = open_display(config.monitor.progress if comm.first else False, console)
     with display:
-        decided = _on_first(comm, lambda: decide(config, display, world=launched_world()))
+        decided = _on_first(comm, lambda: decide(config, display, world=comm.world))
     corpus = Corpus.open(decided.corpus)
     return Run(decided.folder, config, decided.plan, corpus, comm, display)
 
@@ -460,7 +474,7 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
             "data_parallel.balance",
             f"{plan.layout.text()} with {plan.accumulation} micro-batches a copy cannot be dealt.",
             "Leave it out, or use two copies or more, train.micro_batch for two micro-batches or"
-            " more, no pipeline, and ZeRO 1 or less.",
+            " more, no pipeline, and no ZeRO.",
         )
     if plan.layout.offload and cluster.device.kind != "cpu":
         raise NotAvailableError(

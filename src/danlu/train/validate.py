@@ -6,6 +6,7 @@ and compared with one process that trains the same model on the same tokens.
 """
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from danlu.base.errors import ConfigError, MachineError
 from danlu.config.load import load
 from danlu.data.loader import Batch
-from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import Comm, join_ranks
 from danlu.planner.layout import Layout
 from danlu.planner.plan import Plan
@@ -25,7 +27,7 @@ from danlu.planner.schedule import SCHEDULES
 from danlu.train.build import build
 from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
-from danlu.train.ranks import PEER_IS_GONE, lost_a_peer, start_ranks
+from danlu.train.ranks import PEER_IS_GONE, RankEndedError, lost_a_peer, start_ranks
 
 __all__ = ["ALLOWED", "Validation", "validate"]
 
@@ -76,6 +78,8 @@ class Validation:
 
 
 def _worst(values: Sequence[float], reference: Sequence[float]) -> float:
+    if not all(map(math.isfinite, (*values, *reference))):
+        return math.inf
     return max(abs(a - b) / abs(b) for a, b in zip(values, reference, strict=True))
 
 
@@ -88,6 +92,7 @@ def validate(plan: Plan, *, most_ranks: int = 8, steps: int = 5) -> Validation:
         steps: to train.
 
     Raises:
+        ConfigError: fewer processes than two for each axis of the layout.
         MachineError: a rank died.
     """
     small = reduced(plan.layout, most_ranks)
@@ -96,19 +101,30 @@ def validate(plan: Plan, *, most_ranks: int = 8, steps: int = 5) -> Validation:
     with tempfile.TemporaryDirectory(prefix="danlu-validate-") as folder:
         task = Path(folder) / "task.json"
         task.write_text(json.dumps({"words": words + _degrees(small), "steps": steps}))
-        start_ranks(
-            "danlu.train.validate", str(task), small.ranks, Path(folder) / "logs", timeout=_TIMEOUT
-        )
+        logs = Path(folder) / "logs"
+        try:
+            start_ranks("danlu.train.validate", str(task), small.ranks, logs, timeout=_TIMEOUT)
+        except SignalException:
+            raise KeyboardInterrupt from None
+        except RankEndedError as ended:
+            raise MachineError(f"a rank of {small.ranks} refused the layout ({ended}).") from None
         found = json.loads((Path(folder) / "found.json").read_text())
     return Validation(small, *(tuple(v) for v in (found[0], alone[0], found[1], alone[1])))
 
 
 def reduced(layout: Layout, most: int) -> Layout:
-    """The layout with degrees of 2 where they were larger, stages as many as `most` ranks carry."""
+    """The layout with degrees of 2 where they were larger, stages as many as `most` ranks carry.
+
+    Raises:
+        ConfigError: not even stages of 2.
+    """
     tensor, data = min(layout.tensor, 2), min(layout.data, 2)
-    if tensor * data * min(layout.pipeline, 2) > most:
-        data = 1
-    pipeline = max(min(layout.pipeline, most // (tensor * data)), min(layout.pipeline, 2))
+    least = tensor * data * min(layout.pipeline, 2)
+    if least > most:
+        raise ConfigError(
+            "--ranks", f"{most} processes cannot carry {layout.text()}.", f"Use {least} or more."
+        )
+    pipeline = min(layout.pipeline, most // (tensor * data))
     chunks = layout.chunks
     return Layout(
         data=data,
@@ -165,7 +181,7 @@ def _degrees(small: Layout) -> list[str]:
 def _train(words: list[str], comm: Comm, world: int, steps: int) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a few steps on drawn tokens, the same for any layout."""
     config = load(None, *words)
-    plan = plan_run(config, local_cluster(), world=world)
+    plan = plan_run(config, world=world)
     with tempfile.TemporaryDirectory(prefix="danlu-validate-") as scratch:
         learner = build(config, plan, comm, scratch=Path(scratch), note=print)
     draw = torch.Generator().manual_seed(config.train.seed)
