@@ -92,7 +92,7 @@ def page(found: dict[str, Any]) -> list[str]:
     return [
         "## Parity",
         "",
-        f"Each layout trains a small model (4 layers, width 32, fp32) for 20 steps on 2 or 4"
+        "Each layout trains a small model (4 layers, width 32, fp32) for 20 steps on 2 or 4"
         " ranks; worst relative difference of a step's loss and of its gradient norm from one"
         " process.",
         "",

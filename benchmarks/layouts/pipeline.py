@@ -133,12 +133,9 @@ def race(comm: Comm, task: dict[str, Any]) -> dict[str, Any]:
                 own["busy"].append(sum(map(sum, clock.wall.values())) / step.seconds)
                 own["busy_processor"].append(sum(map(sum, clock.processor.values())) / step.seconds)
                 own["ceilings"].append(alone)
-                for key, times in clock.wall.items():
-                    own.setdefault("costs", {}).setdefault(key, []).extend(times)
+                own["costs"].append({k: statistics.median(t) for k, t in clock.wall.items()})
     for name, trial in trials.items():
-        costs = {key: statistics.median(t) for key, t in found[name].pop("costs").items()}
         found[name] |= {
-            "costs": costs,
             "stages": list(trial.plan.layout.stages),
             "planned_seconds": trial.plan.predicted.step_seconds,
             "planned": trial.plan.predicted.utilisation,
@@ -170,7 +167,14 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """The ranks' figures together, with the simulation from the measured costs of the stages."""
     found = {}
     for name, one in ranks[0].items():
-        costs = {k: v for rank in ranks for k, v in rank[name]["costs"].items()}
+        steps = [Sample(*step) for step in one["steps"]]
+        ceilings = [Sample(*step) for step in one["ceilings"]]
+        quiet = calm(steps)
+        costs = {
+            key: statistics.median(rank[name]["costs"][i][key] for i in quiet)
+            for rank in ranks
+            for key in rank[name]["costs"][0]
+        }
         schedule = name if name in SCHEDULES else "1f1b"
         its, chunks = SCHEDULES[schedule], len(one["stages"]) // 2
         timeline = simulate(
@@ -178,9 +182,6 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, Any]:
             [_stage_cost(costs, stage) for stage in range(len(one["stages"]))],
             pairs=its.pairs,
         )
-        steps = [Sample(*step) for step in one["steps"]]
-        ceilings = [Sample(*step) for step in one["ceilings"]]
-        quiet = calm(steps)
         busy, processor = (
             statistics.mean(statistics.median(rank[name][key][i] for i in quiet) for rank in ranks)
             for key in ("busy", "busy_processor")
