@@ -22,7 +22,7 @@ def origin(name: str, repeats: str) -> list[str]:
     """Markdown lines that say how the figures were made."""
     device = probe("cpu")
     rates = ", ".join(f"{k} {format_rate(v)}" for k, v in device.peak_flops.items())
-    words = " ".join(sys.argv[1:])
+    words = " ".join("PATH" if "/" in word else word for word in sys.argv[1:])
     return [
         f"Command: `make bench-{name}{f' ARGS={words!r}' if words else ''}`.",
         f"Machine: {device.name}, {device.threads} CPUs, {format_bytes(device.memory_bytes)},"

@@ -88,7 +88,7 @@ def _batches(trial: Trial, text: torch.Tensor, step: int) -> list[Batch]:
 def page(found: dict[str, Any]) -> list[str]:
     """The results in Markdown."""
     rows = [[name, f"{v['loss']:.1e}", f"{v['norm']:.1e}"] for name, v in found.items()]
-    worst = max(v["loss"] for v in found.values())
+    worst = max(v["loss"] for name, v in found.items() if "bf16" not in name)
     return [
         "## Parity",
         "",
@@ -98,6 +98,6 @@ def page(found: dict[str, Any]) -> list[str]:
         "",
         *table(["layout", "loss", "gradient norm"], rows),
         "",
-        f"Worst of all: {worst:.1e} (goal 1e-5).",
+        f"Worst in fp32: {worst:.1e} (goal 1e-5). bf16 rounds in another order.",
         "",
     ]

@@ -28,6 +28,7 @@ from danlu.hardware.comm import Comm
 from danlu.train.planning import plan_run
 
 DP, TP, PP = "data_parallel.degree=", "tensor_parallel.degree=", "pipeline_parallel.stages="
+ROWS = "tensor_parallel.sequence_parallel=true"
 ZERO, MICRO, PIECES = "zero_optimization.stage=", "train.micro_batch=", "pipeline_parallel."
 
 
@@ -42,7 +43,7 @@ TWO = {
     "ZeRO 2": [f"{DP}2", f"{ZERO}2"],
     "ZeRO 3": [f"{DP}2", f"{ZERO}3"],
     "ZeRO 3, 4 micro-batches": [f"{DP}2", f"{ZERO}3", f"{MICRO}2"],
-    "TP": [f"{TP}2"],
+    "TP": [f"{TP}2", ROWS],
     "TP, whole rows": [f"{TP}2", "tensor_parallel.sequence_parallel=false"],
     "PP gpipe, 4": _pp(2, "gpipe", 4),
     "PP 1f1b, 4": _pp(2, "1f1b", 4),
@@ -55,11 +56,11 @@ FOUR = {
     "DP": [f"{DP}4"],
     "ZeRO 2": [f"{DP}4", f"{ZERO}2"],
     "ZeRO 3": [f"{DP}4", f"{ZERO}3"],
-    "TP": [f"{TP}4"],
+    "TP": [f"{TP}4", ROWS],
     "PP 1f1b, 8": _pp(4, "1f1b", 8),
-    "TP x DP": [f"{TP}2", f"{DP}2"],
-    "TP x ZeRO 3": [f"{TP}2", f"{DP}2", f"{ZERO}3"],
-    "TP x PP 1f1b, 8": [f"{TP}2", *_pp(2, "1f1b", 8)],
+    "TP x DP": [f"{TP}2", ROWS, f"{DP}2"],
+    "TP x ZeRO 3": [f"{TP}2", ROWS, f"{DP}2", f"{ZERO}3"],
+    "TP x PP 1f1b, 8": [f"{TP}2", ROWS, *_pp(2, "1f1b", 8)],
     "PP 1f1b, 4 x DP": [*_pp(2, "1f1b", 4), f"{DP}2"],
     "PP zero_bubble, 4 x ZeRO 1": [*_pp(2, "zero_bubble", 4), f"{DP}2", f"{ZERO}1"],
 }
@@ -67,7 +68,7 @@ THREE = {
     "DP": [f"{DP}3"],
     "ZeRO 2": [f"{DP}3", f"{ZERO}2"],
     "ZeRO 3": [f"{DP}3", f"{ZERO}3"],
-    "TP": [f"{TP}3"],
+    "TP": [f"{TP}3", ROWS],
     "PP 1f1b, 6": _pp(3, "1f1b", 6),
     "PP zero_bubble, 6": _pp(3, "zero_bubble", 6),
 }

@@ -7,7 +7,7 @@ import layouts
 
 TWO = {
     "data": ["data_parallel.degree=2"],
-    "tensor": ["tensor_parallel.degree=2"],
+    "tensor": ["tensor_parallel.degree=2", "tensor_parallel.sequence_parallel=true"],
     "tensor, whole rows": ["tensor_parallel.degree=2", "tensor_parallel.sequence_parallel=false"],
     "tensor in some layers": ["tensor_parallel.degree=2", "tensor_parallel.split_layers=[1, 3]"],
     **{
@@ -44,7 +44,11 @@ TWO = {
     "offload alone": ["data_parallel.degree=2", "zero_optimization.offload_ratio=1"],
 }
 FOUR = {
-    "tensor x pipeline": ["tensor_parallel.degree=2", "pipeline_parallel.stages=2"],
+    "tensor x pipeline": [
+        "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
+        "pipeline_parallel.stages=2",
+    ],
     "tensor x data": ["tensor_parallel.degree=2", "data_parallel.degree=2"],
     "pipeline x data": ["pipeline_parallel.stages=2", "data_parallel.degree=2"],
     "pipeline x ZeRO 2, 1f1b": [
@@ -61,6 +65,7 @@ FOUR = {
     ],
     "tensor x ZeRO 3": [
         "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
         "data_parallel.degree=2",
         "zero_optimization.stage=3",
         "train.micro_batch=2",

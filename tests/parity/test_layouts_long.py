@@ -3,19 +3,22 @@ other. It takes minutes and is left out of `make test`."""
 
 import os
 
-import layouts
 import pytest
 from test_layouts import same
+
+import layouts
 
 pytestmark = pytest.mark.skipif(
     "DANLU_LONG_TESTS" not in os.environ, reason="long; make test-layouts runs it"
 )
 
 ZERO = {stage: f"zero_optimization.stage={stage}" for stage in (1, 2, 3)}
+ROWS = "tensor_parallel.sequence_parallel=true"
 TP, PP, DP = "tensor_parallel.degree=2", "pipeline_parallel.stages=2", "data_parallel.degree=2"
 EIGHT = {
     f"tensor x pipeline x data, ZeRO {stage}, {schedule}": [
-        TP, PP, DP, f"zero_optimization.stage={stage}", f"pipeline_parallel.schedule={schedule}",
+        TP, ROWS, PP, DP,
+        f"zero_optimization.stage={stage}", f"pipeline_parallel.schedule={schedule}",
     ]
     for stage, schedule in [
         (0, "1f1b"), (0, "zero_bubble"), (1, "dualpipe_v"), (2, "interleaved"), (3, "1f1b"),
@@ -25,7 +28,7 @@ EIGHT = {
 SIX = {
     "data": ["data_parallel.degree=4"],
     "ZeRO 3": ["data_parallel.degree=4", ZERO[3]],
-    "tensor": ["tensor_parallel.degree=4"],
+    "tensor": ["tensor_parallel.degree=4", ROWS],
     "pipeline": ["pipeline_parallel.stages=4", "pipeline_parallel.schedule=1f1b"],
     "tensor x pipeline": [TP, PP, "pipeline_parallel.schedule=zero_bubble"],
     "tensor x ZeRO 2": [TP, DP, ZERO[2]],

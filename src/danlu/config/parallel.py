@@ -29,7 +29,8 @@ class TensorParallelConfig(Block):
     """Layers that are split: numbers (`[17, 23]`), a pattern (`0-7`, `::2`, `4,8-15`), or `all`,
     which also splits embedding and head; the others run whole on every device."""
     sequence_parallel: bool | Auto = "auto"
-    """Whether the rows between split layers are shared too; `auto`: where all layers are split."""
+    """Whether the rows between split layers are shared too (needs all layers split); `auto`: where
+    that is predicted to be faster, or is what fits."""
 
 
 class PipelineParallelConfig(Block):

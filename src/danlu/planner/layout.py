@@ -75,6 +75,8 @@ class Layout:
             for name, size in (("TP", self.tensor), ("PP", self.pipeline), ("DP", self.data))
             if size > 1
         ]
+        if self.sequence_parallel:
+            parts.insert(1, "rows shared")
         if self.pipeline > 1:
             parts.append(self.schedule)
         if self.zero:

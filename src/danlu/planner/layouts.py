@@ -199,23 +199,25 @@ def variants(
             "Use split_layers: all, or leave it out.",
         )
         return
-    base = Layout(
-        data=one.data,
-        tensor=one.tensor,
-        pipeline=one.pipeline,
-        split_layers=split,
-        split_ends=everything,
-        sequence_parallel=everything and even and sequence in (True, "auto"),
-        offload=config.zero_optimization.offload_ratio,
-    )
     wanted = config.zero_optimization.stage
     stages = (0, 1, 2, 3) if wanted == "auto" else (wanted,)
-    for scheduled in _scheduled(config.pipeline_parallel, shape, layers, base, setting):
-        if isinstance(scheduled, ConfigError):
-            yield scheduled
-            continue
-        for zero in sorted({z if one.data > 1 else 0 for z in stages}):
-            yield replace(scheduled, zero=zero)
+    rows = (False, True) if everything and even else (False,)
+    for shared in rows if sequence == "auto" else (sequence and rows[-1],):
+        base = Layout(
+            data=one.data,
+            tensor=one.tensor,
+            pipeline=one.pipeline,
+            split_layers=split,
+            split_ends=everything,
+            sequence_parallel=shared,
+            offload=config.zero_optimization.offload_ratio,
+        )
+        for scheduled in _scheduled(config.pipeline_parallel, shape, layers, base, setting):
+            if isinstance(scheduled, ConfigError):
+                yield scheduled
+                continue
+            for zero in sorted({z if one.data > 1 else 0 for z in stages}):
+                yield replace(scheduled, zero=zero)
 
 
 def _scheduled(

@@ -93,7 +93,9 @@ def pin_layout(config: RunConfig, choice: Alternative) -> RunConfig:
                 "micro_batches": choice.micro_batches,
             }
         )
-    tensor = config.tensor_parallel.model_copy(update={"degree": layout.tensor})
+    tensor = config.tensor_parallel.model_copy(
+        update={"degree": layout.tensor, "sequence_parallel": layout.sequence_parallel}
+    )
     data = config.data_parallel.model_copy(update={"degree": layout.data})
     zero = config.zero_optimization.model_copy(update={"stage": layout.zero})
     return config.model_copy(
@@ -240,6 +242,10 @@ def _tell_layout(draft: Draft, best: Weighed, *, searched: int, world: int | Non
     draft.decide("data_parallel.degree", layout.data, reason)
     if layout.tensor > 1 or config.tensor_parallel.degree == "auto":
         draft.decide("tensor_parallel.degree", layout.tensor, why(config.tensor_parallel.degree))
+    if layout.tensor > 1:
+        rows = config.tensor_parallel.sequence_parallel
+        reason = "faster, or smaller, in the cost model" if rows == "auto" else "configured"
+        draft.decide("tensor_parallel.sequence_parallel", layout.sequence_parallel, reason)
     if layout.pipeline > 1 or config.pipeline_parallel.stages == "auto":
         draft.decide(
             "pipeline_parallel.stages", layout.pipeline, why(config.pipeline_parallel.stages)

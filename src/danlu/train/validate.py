@@ -160,8 +160,9 @@ def _words(small: Layout, wanted: Layout) -> list[str]:
     ]
     if wanted.tensor > 1 and not wanted.split_ends:
         words.append("tensor_parallel.split_layers=::2")
-    if not wanted.sequence_parallel:
-        words.append("tensor_parallel.sequence_parallel=false")
+    if wanted.tensor > 1:
+        shared = str(wanted.sequence_parallel).lower()
+        words.append(f"tensor_parallel.sequence_parallel={shared}")
     return words
 
 
