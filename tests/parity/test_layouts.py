@@ -28,6 +28,22 @@ TWO = {
         for stage in (1, 2, 3)
         for share in (0, 0.5)
     },
+    "data, recompute": ["data_parallel.degree=2", "memory.recompute=full"],
+    "ZeRO 3, recompute": [
+        "data_parallel.degree=2",
+        "memory.recompute=full",
+        "zero_optimization.stage=3",
+    ],
+    "pipeline, zero_bubble, recompute": [
+        "pipeline_parallel.stages=2",
+        "pipeline_parallel.schedule=zero_bubble",
+        "memory.recompute=full",
+    ],
+    "tensor, recompute": [
+        "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
+        "memory.recompute=full",
+    ],
     "data, dealt by speed": [
         "data_parallel.degree=2",
         "data_parallel.balance=true",

@@ -26,8 +26,9 @@ class MemoryConfig(Block):
 
     limit: Bytes | Auto = "auto"
     """Memory a rank may use; `auto` is 90 % of the device, of a CPU machine its share."""
-    recompute: Literal["none", "selective", "full"] | Auto = planned("none")
-    """Activations computed again in backward instead of kept."""
+    recompute: Literal["none", "selective", "full"] | Auto = planned("none", values=("selective",))
+    """Activations computed again in backward instead of kept: `full` keeps a layer's input only;
+    `auto`: where that is faster than the other layouts that fit."""
     adaptive_batch: bool = planned(False)
     """Whether the micro-batch grows to the memory there is."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from danlu.base.facts import ModelShape
 from danlu.kernels.dispatch import Ops
@@ -155,6 +156,16 @@ class Block(nn.Module):
         return x_nd, self.mlp(normed)
 
 
+def _again(
+    block: nn.Module, x_nd: Tensor, branch_nd: Tensor | None, positions: Positions
+) -> tuple[Tensor, Tensor]:
+    """A layer whose activations are not kept (arXiv 1604.06174)."""
+    out: tuple[Tensor, Tensor] = checkpoint(
+        block, x_nd, branch_nd, positions, use_reentrant=False, preserve_rng_state=False
+    )
+    return out
+
+
 class Segment(nn.Module):
     """Consecutive layers with what stands at their ends: a pipeline stage, or the whole model.
 
@@ -163,6 +174,7 @@ class Segment(nn.Module):
         cosine, sine: rotary tables [T, D / 2] of all positions.
         embed_tokens: the token embedding, where the first layer is in it; else None.
         layers: the layers by their number in the whole model, as text.
+        recompute: whether layers keep their inputs only and are computed again in backward.
         norm, lm_head: the last norm and the head, where the last layer is in it; else None.
     """
 
@@ -175,6 +187,7 @@ class Segment(nn.Module):
         self.sine: Tensor
         self.register_buffer("cosine", rotary[0], persistent=False)
         self.register_buffer("sine", rotary[1], persistent=False)
+        self.recompute = False
         self.embed_tokens: Matrix | None = None
         self.layers = nn.ModuleDict()
         self.norm: RMSNorm | None = None
@@ -210,7 +223,10 @@ class Segment(nn.Module):
         if self.embed_tokens is not None:
             x_nd = self.ops.embedding(stream.reshape(-1), self.embed_tokens.weight).to(self.dtype)
         for block in self.layers.values():
-            x_nd, branch_nd = block(x_nd, branch_nd, positions, cache)
+            if self.recompute and torch.is_grad_enabled():
+                x_nd, branch_nd = _again(block, x_nd, branch_nd, positions)
+            else:
+                x_nd, branch_nd = block(x_nd, branch_nd, positions, cache)
         if self.norm is None:
             return x_nd if branch_nd is None else x_nd + branch_nd
         _, normed = self.ops.add_norm(x_nd, branch_nd, self.norm.weight, self.norm.epsilon)
@@ -259,6 +275,7 @@ class Transformer(Segment):
     def segment(self, numbers: Iterable[int]) -> Segment:
         """Some of the held layers as a pipeline stage; it shares their weights."""
         part = Segment(self.shape, self.ops, self.dtype, (self.cosine, self.sine))
+        part.recompute = self.recompute
         for index in numbers:
             part.layers[str(index)] = self.layers[str(index)]
         if "0" in part.layers:

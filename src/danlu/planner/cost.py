@@ -251,12 +251,19 @@ def layer_seconds(
     elements = cost.split_traffic * share + (cost.traffic_elements - cost.split_traffic) * rows
     traffic = micro_tokens * elements * size * reached.traffic
     casts = cost.parameters * share * 16 if size < 4 else 0.0
+    again = layout.recompute and cost.attention_flops > 0  # one forward pass more, of blocks
+    passes = 4 if again else 3
+    sending = _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0
     return {
-        "matrix products": 3 * micro_tokens * cost.forward_flops * share / (peak * filled),
-        "attention": 3 * micro_tokens * cost.attention_flops * share / (peak * reached.attention),
-        "element-wise": (traffic + casts) / setting.bandwidth,
-        "communication": _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0,
-        "overhead": reached.overhead_seconds,
+        "matrix products": passes * micro_tokens * cost.forward_flops * share / (peak * filled),
+        "attention": passes
+        * micro_tokens
+        * cost.attention_flops
+        * share
+        / (peak * reached.attention),
+        "element-wise": (traffic + casts) / setting.bandwidth * passes / 3,
+        "communication": sending * (1.5 if again else 1.0),
+        "overhead": reached.overhead_seconds * passes / 3,
     }
 
 
@@ -272,14 +279,18 @@ def _micro_batch(
     return total
 
 
-def stage_cost(parts: Mapping[str, float]) -> StageCost:
-    """A stage's passes from its parts: backward is twice forward, half of it for the weights."""
+def stage_cost(parts: Mapping[str, float], *, recompute: bool = False) -> StageCost:
+    """A stage's passes from its parts: backward is twice forward, half of it for the weights.
+
+    With `recompute`, backward for the inputs begins with a forward pass.
+    """
     products, sending = parts["matrix products"], parts["communication"]
     rest = sum(parts.values()) - products - sending
+    once, sent = (1 / 4, 1 / 3) if recompute else (1 / 3, 1 / 2)
     return StageCost(
-        forward=products / 3 + rest / 3 + sending / 2,
-        backward_input=products / 3 + rest * 2 / 3 + sending / 2,
-        backward_weight=products / 3,
+        forward=products * once + rest * once + sending * sent,
+        backward_input=products * (1 - 2 * once) + rest * (1 - once) + sending * (1 - sent),
+        backward_weight=products * once,
     )
 
 
@@ -291,7 +302,7 @@ def _pipeline(
     micro_batches: int,
 ) -> tuple[Timeline, float]:
     """The simulated step and its seconds. A long step's middle repeats, and is counted, not run."""
-    costs = [stage_cost(parts) for parts in stages]
+    costs = [stage_cost(parts, recompute=layout.recompute) for parts in stages]
     size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
     if layout.sequence_parallel:
         size /= layout.tensor

@@ -1,5 +1,6 @@
 """Which layouts a config allows: every `auto` opened up, and why a layout is impossible."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -199,8 +200,6 @@ def variants(
             "Use split_layers: all, or leave it out.",
         )
         return
-    wanted = config.zero_optimization.stage
-    stages = (0, 1, 2, 3) if wanted == "auto" else (wanted,)
     rows = (False, True) if everything and even else (False,)
     for shared in rows if sequence == "auto" else (sequence and rows[-1],):
         base = Layout(
@@ -210,14 +209,23 @@ def variants(
             split_layers=split,
             split_ends=everything,
             sequence_parallel=shared,
-            offload=config.zero_optimization.offload_ratio,
         )
         for scheduled in _scheduled(config.pipeline_parallel, shape, layers, base, setting):
             if isinstance(scheduled, ConfigError):
                 yield scheduled
                 continue
-            for zero in sorted({z if one.data > 1 else 0 for z in stages}):
-                yield replace(scheduled, zero=zero)
+            for zero, offload, recompute in _savings(config, one.data):
+                yield replace(scheduled, zero=zero, offload=offload, recompute=recompute)
+
+
+def _savings(config: RunConfig, copies: int) -> Iterator[tuple[int, float, bool]]:
+    """ZeRO stages, offloaded shares, and recomputing, as far as the config leaves them open."""
+    stage, share = config.zero_optimization.stage, config.zero_optimization.offload_ratio
+    again = config.memory.recompute
+    stages = {z if copies > 1 else 0 for z in ((0, 1, 2, 3) if stage == "auto" else (stage,))}
+    shares = (0.0, 0.5, 1.0) if share == "auto" else (share,)
+    choices = (False, True) if again == "auto" else (again == "full",)
+    yield from itertools.product(sorted(stages), shares, choices)
 
 
 def _scheduled(

@@ -1,6 +1,7 @@
 """Bytes a rank needs, by what they are for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
 from danlu.planner.cost import FORMAT_BYTES, rank_parameters, stage_layers
@@ -41,6 +42,11 @@ def memory_bytes(
     pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
     kept = micro_tokens * width * (1.0 if backend == "native" else 1.9)
     saved = [kept * sum(_saved(cost, layout, split=s) for cost, s in piece) for piece in pieces]
+    if layout.recompute:  # one layer at a time has all of them
+        whole = replace(layout, recompute=False)
+        most = kept * max(_saved(cost, whole, split=s) for piece in pieces for cost, s in piece)
+    else:
+        most = 0.0
     held: Sequence[float] = saved
     if layout.pipeline > 1:
         sizes = [own + width * micro_tokens * shape.hidden_size for own in saved]
@@ -63,7 +69,7 @@ def memory_bytes(
         table.append(
             _state_bytes(weights, largest, layout, width)
             | {
-                "activations": int(held[rank]),
+                "activations": int(held[rank] + most),
                 "logits and the head's gradient": int(head) if last else 0,
                 "process": _PROCESS_BYTES[kind],
             }
@@ -75,6 +81,8 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     share = 1 / layout.tensor if split else 1.0
     whole = cost.saved_elements - cost.split_saved
+    if layout.recompute and cost.attention_flops:  # the residual stream and the last branch
+        return whole / 2 * rows
     # Half of it are the inputs of split products, which are kept as they were gathered.
     gathered = 0.5 if split and cost.attention_flops else 0.0
     return cost.split_saved * share + whole * (gathered + (1 - gathered) * rows)

@@ -97,13 +97,17 @@ def pin_layout(config: RunConfig, choice: Alternative) -> RunConfig:
         update={"degree": layout.tensor, "sequence_parallel": layout.sequence_parallel}
     )
     data = config.data_parallel.model_copy(update={"degree": layout.data})
-    zero = config.zero_optimization.model_copy(update={"stage": layout.zero})
+    zero = config.zero_optimization.model_copy(
+        update={"stage": layout.zero, "offload_ratio": layout.offload}
+    )
+    memory = config.memory.model_copy(update={"recompute": "full" if layout.recompute else "none"})
     return config.model_copy(
         update={
             "data_parallel": data,
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
             "zero_optimization": zero,
+            "memory": memory,
             "train": config.train.model_copy(update={"micro_batch": choice.micro_batch}),
         }
     )
@@ -262,6 +266,12 @@ def _tell_layout(draft: Draft, best: Weighed, *, searched: int, world: int | Non
         if config.zero_optimization.stage == "auto" and layout.data > 1:
             reason = "the fastest that fits"
         draft.decide("zero_optimization.stage", layout.zero, reason)
+    if config.zero_optimization.offload_ratio != 0:
+        share = config.zero_optimization.offload_ratio
+        draft.decide("zero_optimization.offload_ratio", layout.offload, why(share))
+    if config.memory.recompute != "none":
+        value = "full" if layout.recompute else "none"
+        draft.decide("memory.recompute", value, why(config.memory.recompute))
     mine = best.micro_batch * best.micro_batches
     limit = draft.memory_limit(layout)
     reason = f"divides {mine} sequences, fits {format_bytes(limit)}, fills the device"

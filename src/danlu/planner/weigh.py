@@ -264,12 +264,14 @@ def _too_big(draft: Draft, option: Weighed) -> ConfigError:
 def _change_that_fits(draft: Draft, ranks: int) -> str | None:
     """The simplest layout of as many ranks that would fit, in the words of a command line."""
     config = draft.config
+    offload = config.zero_optimization.offload_ratio
     free = config.model_copy(
         update={
             "data_parallel": DataParallelConfig(),
             "tensor_parallel": TensorParallelConfig(degree="auto"),
             "pipeline_parallel": PipelineParallelConfig(stages="auto", schedule="1f1b"),
-            "zero_optimization": ZeroConfig(stage="auto"),
+            "zero_optimization": ZeroConfig(stage="auto", offload_ratio=offload),
+            "memory": config.memory.model_copy(update={"recompute": "auto"}),
         }
     )
     other = replace(draft, config=free, decisions={})
@@ -282,6 +284,7 @@ def _change_that_fits(draft: Draft, ranks: int) -> str | None:
             "tensor_parallel.degree": (layout.tensor, config.tensor_parallel.degree),
             "pipeline_parallel.stages": (layout.pipeline, config.pipeline_parallel.stages),
             "zero_optimization.stage": (layout.zero, config.zero_optimization.stage),
+            "memory.recompute": ("full" if layout.recompute else "none", config.memory.recompute),
         }
         return [f"{k}={new}" for k, (new, old) in words.items() if old not in (new, "auto")]
 

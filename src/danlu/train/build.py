@@ -149,6 +149,7 @@ def build_model(plan: Plan, ops: Ops, device: torch.device, ranks: Ranks) -> Tra
         ops = zero.gathered_ops(ops)
     with device if layout.plain else torch.device("cpu"):
         model = Transformer(plan.model, ops, dtype, part)
+    model.recompute = layout.recompute
     if layout.tensor > 1:
         split_model(
             model,

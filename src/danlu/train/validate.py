@@ -134,6 +134,7 @@ def reduced(layout: Layout, most: int) -> Layout:
         stages=(1,) * (chunks * pipeline) if pipeline > 1 else (),
         zero=layout.zero if data > 1 else 0,
         offload=layout.offload,
+        recompute=layout.recompute,
     )
 
 
@@ -173,6 +174,7 @@ def _degrees(small: Layout) -> list[str]:
         f"pipeline_parallel.stages={small.pipeline}",
         f"zero_optimization.stage={small.zero}",
         f"zero_optimization.offload_ratio={small.offload}",
+        f"memory.recompute={'full' if small.recompute else 'none'}",
     ]
     if small.pipeline > 1:
         words.append(f"pipeline_parallel.schedule={small.schedule}")
