@@ -158,6 +158,8 @@ def prepare(words: Words = None) -> None:
         f" {facts.vocab_size}."
     )
     typer.echo(f"Token shards: {corpus.folder}")
+    if corpus.left_out:
+        typer.echo(corpus.left_out)
 
 
 @app.command()

@@ -115,12 +115,13 @@ def test_a_file_that_is_not_utf8_is_quarantined_counted_and_the_run_goes_on(tmp_
     shutil.copytree(TEXT, tmp_path / "text", ignore=lambda d, names: ["mime", "__pycache__"])
     (tmp_path / "text" / "latin.py").write_bytes(b"caf\xe9 = 1\n" * 40)
     words = (*SHORT, "data_pipeline.sources=[{type: files, path: text}]", "name=x")
-    danlu("train", *words, "data_pipeline.folder=shards", cwd=tmp_path)
+    done = danlu("train", *words, "data_pipeline.folder=shards", cwd=tmp_path)
     listed = [
         json.loads(line)
         for line in (tmp_path / "shards" / "quarantine.jsonl").read_text().splitlines()
     ]
     assert [entry["path"] for entry in listed] == ["latin.py"]
+    assert "1 text cannot be read and left out" in done.stdout
 
 
 def test_a_corpus_shorter_than_one_sequence(tmp_path):

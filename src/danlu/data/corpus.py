@@ -85,6 +85,15 @@ class Corpus:
             tokenizer=f"{manifest.tokenizer['type']}:{tokenizer.fingerprint}",
         )
 
+    @property
+    def left_out(self) -> str:
+        """A sentence on the texts that cannot be read (not UTF-8, broken records); "" for none."""
+        count = sum(source.rejected for source in self.manifest.sources)
+        if not count:
+            return ""
+        texts = "1 text" if count == 1 else f"{count} texts"
+        return f"{texts} cannot be read and left out: {self.folder / 'quarantine.jsonl'}"
+
     @classmethod
     def open(cls, folder: Path) -> "Corpus":
         """Opens a prepared corpus: reads the manifest and looks at the head of each shard.

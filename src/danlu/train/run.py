@@ -111,6 +111,8 @@ class Run:
             self._note(f"All {self.plan.steps} steps are done; set train.steps to go further.")
             return "done"
         self._announce(first)
+        if self.corpus.left_out:
+            self._note(self.corpus.left_out)
         loader = build_loader(self.config, self.plan, self.corpus, learner.ranks, position=position)
         with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
             ended = self._train(learner, loader, stop, recorder, first)
