@@ -245,7 +245,7 @@ def layer_seconds(
     peak = device.peak_flops[setting.number_format] * setting.device_share
     size = FORMAT_BYTES[setting.number_format]
     share = 1 / layout.tensor if split else 1.0
-    narrow = setting.width * (share if split else 1.0)
+    narrow = setting.width * share
     filled = reached.products * narrow / (narrow + reached.half_width)
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     elements = cost.split_traffic * share + (cost.traffic_elements - cost.split_traffic) * rows
