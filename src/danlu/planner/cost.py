@@ -22,6 +22,7 @@ __all__ = [
     "efficiency",
     "layer_seconds",
     "rank_parameters",
+    "setting_of",
     "stage_cost",
     "stage_layers",
     "step_cost",
@@ -154,6 +155,35 @@ class Setting:
             return self.cluster.node_bandwidth / self.crowd
         inside = ranks * neighbours <= self.cluster.devices_per_node
         return self.cluster.node_bandwidth if inside else self.cluster.network_bandwidth
+
+
+def setting_of(
+    cluster: ClusterFacts,
+    layout: Layout,
+    *,
+    width: int,
+    number_format: str,
+    backend: str,
+    compiled: bool,
+) -> Setting:
+    """The setting of a layout on a cluster; CPU ranks of one machine share it evenly.
+
+    Args:
+        cluster: the machines.
+        layout: the ranks on them.
+        width: of the residual stream.
+        number_format: of products and activations.
+        backend: `native` or `torch` operations.
+        compiled: whether torch.compile is used.
+    """
+    per_node = -(-layout.ranks // cluster.nodes)
+    return Setting(
+        cluster=cluster,
+        width=width,
+        number_format=number_format,
+        reached=efficiency(cluster.device, backend, compiled=compiled),
+        device_share=1 / per_node if cluster.device.kind == "cpu" else 1.0,
+    )
 
 
 @dataclass(frozen=True)

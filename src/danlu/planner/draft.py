@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from danlu.base.facts import ClusterFacts, LayerCost, ModelShape
 from danlu.config.run import RunConfig
-from danlu.planner.cost import Setting, StepCost, efficiency, step_cost
+from danlu.planner.cost import Setting, StepCost, setting_of, step_cost
 from danlu.planner.layout import Layout
 from danlu.planner.memory import memory_bytes
 from danlu.planner.plan import Alternative, Decision
@@ -71,13 +71,13 @@ class Draft:
 
     def setting(self, layout: Layout) -> Setting:
         """What the cost model needs besides layers and layout."""
-        per_node = -(-layout.ranks // self.cluster.nodes)
-        return Setting(
-            cluster=self.cluster,
+        return setting_of(
+            self.cluster,
+            layout,
             width=self.shape.hidden_size,
             number_format=self.format,
-            reached=efficiency(self.cluster.device, self.backend, compiled=self.compiled),
-            device_share=1 / per_node if self.kind == "cpu" else 1.0,
+            backend=self.backend,
+            compiled=self.compiled,
         )
 
     def cost(self, layout: Layout, micro_batch: float, micro_batches: int) -> StepCost:

@@ -11,7 +11,7 @@ from danlu.config.load import require_available
 from danlu.config.run import RunConfig
 from danlu.hardware.cluster import cpu_on_paper, local_cluster, parse_cluster
 from danlu.models.describe import describe
-from danlu.planner.cost import Setting, efficiency, step_cost
+from danlu.planner.cost import setting_of, step_cost
 from danlu.planner.plan import Plan
 from danlu.planner.search import make_plan, pin
 from danlu.planner.timeline import timeline_html
@@ -91,18 +91,18 @@ def write_timeline(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: a plan without a pipeline.
     """
-    layout, device = plan.layout, plan.cluster.device
+    layout = plan.layout
     if layout.pipeline == 1:
         raise ConfigError(
             "--timeline", "the plan has no pipeline to draw.", "Set pipeline_parallel.stages."
         )
-    per_node = -(-layout.ranks // plan.cluster.nodes)
-    setting = Setting(
-        cluster=plan.cluster,
+    setting = setting_of(
+        plan.cluster,
+        layout,
         width=plan.model.hidden_size,
         number_format=plan.format,
-        reached=efficiency(device, plan.backend, compiled=plan.compile),
-        device_share=1 / per_node if device.kind == "cpu" else 1.0,
+        backend=plan.backend,
+        compiled=plan.compile,
     )
     cost = step_cost(
         describe(plan.model),
