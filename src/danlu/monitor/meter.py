@@ -23,13 +23,16 @@ class Meter:
         device: where the numbers are.
         flops_per_token: of training.
         peak_flops: of all devices of the run, FLOP/s; what "MFU" is a share of. 0: not known.
+
+    Attributes:
+        peak_flops: as given; whoever finds a higher one sets it.
     """
 
     def __init__(
         self, comm: Comm, device: Device, *, flops_per_token: float, peak_flops: float
     ) -> None:
         self._comm, self._device = comm, device
-        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.restart()
 
     def restart(self) -> None:
@@ -75,11 +78,16 @@ class Meter:
             learning_rate=learning_rate,
             seconds=seconds / len(self._losses),
             tokens_per_second=rate,
-            mfu=rate * self._flops_per_token / self._peak_flops if self._peak_flops else None,
+            mfu=self.utilisation(rate),
             memory_bytes=round(self._comm.largest(self._device.memory_bytes())),
             data_seconds=self._data_seconds / len(self._losses),
         )
         return report, bool(values[1] > 0)
+
+    def utilisation(self, tokens_per_second: float) -> float | None:
+        """Model FLOP/s at a throughput over the peak; None where no peak is known."""
+        achieved = tokens_per_second * self._flops_per_token
+        return achieved / self.peak_flops if self.peak_flops else None
 
     @staticmethod
     def finite(report: StepReport) -> bool:

@@ -134,7 +134,8 @@ class RunSummary:
         """Model FLOP/s utilisation with its denominator."""
         if not math.isfinite(self.mfu):
             return ""
-        return f"{percent(self.mfu)} of {self.peak_text}" if self.peak_text else percent(self.mfu)
+        text = f"{percent(self.mfu)} of {self.peak_text}" if self.peak_text else percent(self.mfu)
+        return text if self.mfu <= 1 else f"{text}, a peak that was measured too low"
 
     @property
     def peak_text(self) -> str:
@@ -230,10 +231,14 @@ class _Speed:
         if not later.any():
             later = ~later
         memory = history.column("memory_bytes")
+        throughput = _median(history.column("tokens_per_second")[later])
+        # The peak may have been found to be higher after some of the steps were reported.
+        flops, peak = history.planned_number("flops_per_token"), _peak(history)["peak_flops"]
+        share = throughput * flops / peak
         return cls(
             step_seconds=_median(history.column("seconds")[later]),
-            tokens_per_second=_median(history.column("tokens_per_second")[later]),
-            mfu=_median(history.column("mfu")[later]),
+            tokens_per_second=throughput,
+            mfu=share if math.isfinite(share) else _median(history.column("mfu")[later]),
             memory_bytes=float(np.nanmax(memory)) if np.isfinite(memory).any() else math.nan,
         )
 

@@ -83,6 +83,18 @@ def test_mfu_is_a_share_of_all_devices(make_run: MakeRun) -> None:
     assert summarise(folder).peak_flops == 8 * 2.1e11
 
 
+def test_mfu_is_of_the_peak_that_the_plan_has_last(make_run: MakeRun) -> None:
+    folder = make_run(30)
+    plan = json.loads((folder / "plan.json").read_text())
+    before = summarise(folder)
+    plan["cluster"]["device"]["peak_flops"]["fp32"] *= 2
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert summarise(folder).mfu == pytest.approx(before.mfu / 2)
+    plan["cluster"]["device"]["peak_flops"]["fp32"] /= 100
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert summarise(folder).mfu_text.endswith("a peak that was measured too low")
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such folder"):
         summarise(tmp_path / "nowhere")
