@@ -28,7 +28,7 @@ from danlu.hardware.comm import Comm
 from danlu.train.planning import plan_run
 
 DP, TP, PP = "data_parallel.degree=", "tensor_parallel.degree=", "pipeline_parallel.stages="
-ROWS = "tensor_parallel.sequence_parallel=true"
+ROWS, WHOLE = (f"tensor_parallel.sequence_parallel={value}" for value in ("true", "false"))
 ZERO, MICRO, PIECES = "zero_optimization.stage=", "train.micro_batch=", "pipeline_parallel."
 
 
@@ -44,7 +44,7 @@ TWO = {
     "ZeRO 3": [f"{DP}2", f"{ZERO}3"],
     "ZeRO 3, 4 micro-batches": [f"{DP}2", f"{ZERO}3", f"{MICRO}2"],
     "TP": [f"{TP}2", ROWS],
-    "TP, whole rows": [f"{TP}2", "tensor_parallel.sequence_parallel=false"],
+    "TP, whole rows": [f"{TP}2", WHOLE],
     "PP gpipe, 4": _pp(2, "gpipe", 4),
     "PP 1f1b, 4": _pp(2, "1f1b", 4),
     "PP 1f1b, 8": _pp(2, "1f1b", 8),
@@ -68,7 +68,7 @@ THREE = {
     "DP": [f"{DP}3"],
     "ZeRO 2": [f"{DP}3", f"{ZERO}2"],
     "ZeRO 3": [f"{DP}3", f"{ZERO}3"],
-    "TP": [f"{TP}3", ROWS],
+    "TP, whole rows": [f"{TP}3", WHOLE],
     "PP 1f1b, 6": _pp(3, "1f1b", 6),
     "PP zero_bubble, 6": _pp(3, "zero_bubble", 6),
 }

@@ -12,7 +12,15 @@ from types import MappingProxyType
 
 from danlu.base.facts import ClusterFacts, DeviceFacts, LayerCost
 from danlu.planner.layout import Layout
-from danlu.planner.schedule import SCHEDULES, StageCost, Timeline, order, problem, simulate
+from danlu.planner.schedule import (
+    SCHEDULES,
+    StageCost,
+    Timeline,
+    order,
+    problem,
+    share_cores,
+    simulate,
+)
 
 __all__ = [
     "FORMAT_BYTES",
@@ -223,18 +231,20 @@ def step_cost(
     """
     pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
     stages = [_micro_batch(piece, layout, setting, micro_tokens) for piece in pieces]
-    timeline, idle, rank = None, 0.0, 0
+    timeline, rank, idle, pace = None, 0, 0.0, 1.0
     mine: Sequence[int] = (0,)
     if layout.pipeline > 1:
-        timeline, seconds = _pipeline(stages, layout, setting, micro_tokens, micro_batches)
+        timeline, seconds, busy = _pipeline(stages, layout, setting, micro_tokens, micro_batches)
         loads = [
             sum(sum(stages[s].values()) for s in layout.stage_numbers(r))
             for r in range(layout.pipeline)
         ]
         rank = max(range(layout.pipeline), key=loads.__getitem__)
         mine = layout.stage_numbers(rank)
-        idle = max(0.0, seconds - micro_batches * loads[rank])
-    parts = {name: micro_batches * sum(stages[s][name] for s in mine) for name in stages[mine[0]]}
+        idle, pace = max(0.0, seconds - busy[rank]), busy[rank] / (micro_batches * loads[rank])
+    parts = {
+        name: pace * micro_batches * sum(stages[s][name] for s in mine) for name in stages[mine[0]]
+    }
     weights = sum(rank_parameters(pieces[s], layout) for s in mine)
     kept = weights / (layout.data if layout.zero else 1)
     groups = sum(len(pieces[s]) for s in mine)
@@ -330,8 +340,11 @@ def _pipeline(
     setting: Setting,
     micro_tokens: float,
     micro_batches: int,
-) -> tuple[Timeline, float]:
-    """The simulated step and its seconds. A long step's middle repeats, and is counted, not run."""
+) -> tuple[Timeline, float, tuple[float, ...]]:
+    """The simulated step, its seconds, and those in which each rank computes.
+
+    A long step's middle repeats, and is counted, not run.
+    """
     costs = [stage_cost(parts, recompute=layout.recompute) for parts in stages]
     size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
     if layout.sequence_parallel:
@@ -343,16 +356,19 @@ def _pipeline(
 
     def run(rounds: int) -> Timeline:
         sequence = order(layout.schedule, ranks, rounds, layout.chunks)
-        return simulate(sequence, costs, send_seconds=send, pairs=pairs)
+        made = simulate(sequence, costs, send_seconds=send, pairs=pairs)
+        return share_cores(made, setting.crowd) if setting.crowd > 1 else made
 
     short = micro_batches - (micro_batches // ranks - 6) * ranks  # 6 or 7 rounds
     fits = problem(layout.schedule, ranks, short, layout.chunks) is None
     if micro_batches <= 7 * ranks or not fits:
         timeline = run(micro_batches)
-        return timeline, timeline.seconds
-    timeline = run(short)
-    each = (timeline.seconds - run(short - ranks).seconds) / ranks
-    return timeline, timeline.seconds + (micro_batches - short) * each
+        return timeline, timeline.seconds, timeline.busy
+    timeline, less = run(short), run(short - ranks)
+    more = (micro_batches - short) / ranks
+    seconds = timeline.seconds + more * (timeline.seconds - less.seconds)
+    busy = (b + more * (b - few) for b, few in zip(timeline.busy, less.busy, strict=True))
+    return timeline, seconds, tuple(busy)
 
 
 def _tensor_seconds(

@@ -13,7 +13,7 @@ section 6 and 2405.15362; DualPipe-V github.com/deepseek-ai/DualPipe.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from types import MappingProxyType
@@ -33,6 +33,7 @@ __all__ = [
     "order",
     "peak_activations",
     "problem",
+    "share_cores",
     "simulate",
 ]
 
@@ -396,6 +397,33 @@ def simulate(
         events=tuple(event for events in run.events for event in events),
         peaks=tuple(_peaks_by_stage(actions) for actions in order),
     )
+
+
+def share_cores(timeline: Timeline, crowd: float) -> Timeline:
+    """The step where ranks share cores: who waits leaves its core to the others.
+
+    All ranks that compute at a time go equally fast, so that what begins and ends in which order
+    stays as it is; only the clock runs faster while few compute.
+
+    Args:
+        timeline: of ranks that have `1 / crowd` of a core each all the time.
+        crowd: ranks to a core, at least 1.
+    """
+    ranks = len(timeline.busy)
+    changes = sorted(
+        [(e.start, 1) for e in timeline.events] + [(e.end, -1) for e in timeline.events]
+    )
+    clock, before, now, computing = {0.0: 0.0}, 0.0, 0.0, 0
+    for time, change in changes:
+        pace = max(1.0, computing * crowd / ranks) / crowd if computing else 1.0
+        now += (time - before) * pace
+        clock[time], before = now, time
+        computing += change
+    events = tuple(e._replace(start=clock[e.start], end=clock[e.end]) for e in timeline.events)
+    busy = [0.0] * ranks
+    for event in events:
+        busy[event.rank] += event.end - event.start
+    return replace(timeline, seconds=now, busy=tuple(busy), events=events)
 
 
 def _holds(action: Action) -> int:

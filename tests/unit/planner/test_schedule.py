@@ -10,6 +10,7 @@ from danlu.planner.schedule import (
     order,
     peak_activations,
     problem,
+    share_cores,
     simulate,
 )
 
@@ -240,6 +241,25 @@ def test_sending_takes_time_and_an_expensive_stage_sets_the_pace():
     assert even("1f1b", 4, 8, send_seconds=0.5).seconds > even("1f1b", 4, 8).seconds
     costs = [StageCost(1, 1, 1)] * 3 + [StageCost(2, 2, 2)]
     assert simulate(order("1f1b", 4, 64), costs).seconds == pytest.approx(64 * 6 + 3 * 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_that_wait_leave_their_core_to_the_others(name):
+    crowded = even(name, 4, 8)
+    one_core = share_cores(crowded, 4)  # never idle: all work, one after the other
+    assert one_core.seconds == pytest.approx(sum(crowded.busy) / 4)
+    two_cores = share_cores(crowded, 2)
+    ideal = sum(crowded.busy) / 4
+    assert max(ideal, crowded.seconds / 2) <= two_cores.seconds < crowded.seconds
+    assert two_cores.seconds == pytest.approx(max(e.end for e in two_cores.events))
+    alone = share_cores(even(name, 4, 8), 1)
+    assert alone.seconds == pytest.approx(crowded.seconds)
+
+
+def test_ranks_that_take_turns_have_a_core_each():
+    turns = simulate(order("gpipe", 4, 1), [StageCost(1, 1, 1)] * 4)
+    assert share_cores(turns, 2).seconds == pytest.approx(turns.seconds / 2)
+    assert sum(share_cores(turns, 2).busy) == pytest.approx(sum(turns.busy) / 2)
 
 
 def test_a_stuck_order_names_the_action_that_waits():
