@@ -43,8 +43,9 @@ class PipelineParallelConfig(Block):
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"] = "auto"
     """Order of forward and backward passes; `auto`: the fastest in simulation."""
     layers: tuple[Positive, ...] | Literal["auto", "measured", "equal"] = "auto"
-    """Layers of each stage, in order; `auto` balances their predicted cost, `measured` the time
-    that they take on the machine when a run starts, `equal` their number."""
+    """Layers of each stage, in order; `auto` balances their predicted cost, `equal` their number.
+    `measured` balances the time that they take on the machine when a run starts, and cuts again
+    where the ranks' speeds drift while it runs."""
 
 
 class ZeroConfig(Block):

@@ -6,7 +6,9 @@ stream of the one before; token ids, targets and document starts are known to ev
 the same samples), so nothing else travels.
 """
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +26,6 @@ from torch.distributed.pipelining.schedules import (
     _PipelineSchedule,
     _PipelineScheduleRuntime,
 )
-from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from danlu.parallel.mesh import Ranks
 
@@ -36,6 +37,46 @@ _SEVERAL = {
     "zero_bubble": ScheduleZBVZeroBubble,
     "dualpipe_v": ScheduleDualPipeV,
 }
+
+
+class _Stage(PipelineStage):
+    """A stage that tells how long it computes, while `timed`.
+
+    Attributes:
+        seconds: of its passes so far; time in which it waits for other stages is not among them.
+    """
+
+    def __init__(self, *args: Any, **words: Any) -> None:
+        super().__init__(*args, **words)
+        self.timed, self.seconds = False, 0.0
+
+    def forward_one_chunk(self, *args: Any, **words: Any) -> Any:
+        with self._clock():
+            return super().forward_one_chunk(*args, **words)
+
+    def backward_one_chunk(self, *args: Any, **words: Any) -> Any:
+        with self._clock():
+            return super().backward_one_chunk(*args, **words)
+
+    def backward_weight_one_chunk(self, *args: Any, **words: Any) -> Any:
+        with self._clock():
+            return super().backward_weight_one_chunk(*args, **words)
+
+    @contextlib.contextmanager
+    def _clock(self) -> Iterator[None]:
+        if not self.timed:
+            yield
+            return
+        self._compute()
+        began = time.perf_counter()
+        yield
+        self._compute()
+        self.seconds += time.perf_counter() - began
+
+    def _compute(self) -> None:
+        """Waits for what this rank has been given to compute, and for what that needs."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 class Pipeline:
@@ -57,14 +98,25 @@ class Pipeline:
         self._has_first = 0 in segments
         self._has_last = len(ranks.layout.stages) - 1 in segments
         self._stages = partial(_stages, segments, ranks, device)
-        self._training = self._schedule()
+        self._computing = self._stages()
+        self._training = self._schedule(self._computing)
         self._forward_only: _PipelineSchedule | None = None
 
-    def _schedule(self) -> _PipelineSchedule:
-        stages, name = self._stages(), self._layout.schedule
+    def time(self, *, wanted: bool) -> float:
+        """Says whether the next step is timed; seconds that this rank's stages computed till now.
+
+        On a GPU a timed step waits for each pass.
+        """
+        seconds = sum(stage.seconds for stage in self._computing)
+        for stage in self._computing:
+            stage.timed, stage.seconds = wanted, 0.0
+        return seconds
+
+    def _schedule(self, stages: Sequence[_Stage]) -> _PipelineSchedule:
+        name = self._layout.schedule
         if name in _ONE_STAGE:
             return _ONE_STAGE[name](stages[0], self.micro_batches, loss_fn=_loss, scale_grads=False)
-        return _SEVERAL[name](stages, self.micro_batches, loss_fn=_loss, scale_grads=False)
+        return _SEVERAL[name](list(stages), self.micro_batches, loss_fn=_loss, scale_grads=False)
 
     def _forward_schedule(self) -> _PipelineSchedule:
         """Forward passes only, each stage's micro-batches one after another.
@@ -74,7 +126,7 @@ class Pipeline:
         """
         layout, stages = self._layout, self._stages()
         schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
-            stages, self.micro_batches, loss_fn=_loss, scale_grads=False
+            list(stages), self.micro_batches, loss_fn=_loss, scale_grads=False
         )
         owners = {s: r for r in range(layout.pipeline) for s in layout.stage_numbers(r)}
         schedule.stage_index_to_group_rank = owners
@@ -139,13 +191,10 @@ class Pipeline:
         }
 
 
-def _stages(
-    segments: dict[int, nn.Module], ranks: Ranks, device: torch.device
-) -> list[_PipelineStageBase]:
+def _stages(segments: dict[int, nn.Module], ranks: Ranks, device: torch.device) -> list[_Stage]:
     group, count = ranks.group("pipeline"), len(ranks.layout.stages)
     return [
-        PipelineStage(module, number, count, device, group=group)
-        for number, module in segments.items()
+        _Stage(module, number, count, device, group=group) for number, module in segments.items()
     ]
 
 

@@ -10,7 +10,7 @@ Costs are numbers of one unit, whichever (seconds of a forward and backward pass
 from collections.abc import Sequence
 from itertools import accumulate, pairwise, permutations
 
-__all__ = ["cut", "cut_per_rank", "equal", "stage_costs"]
+__all__ = ["cut", "cut_per_rank", "equal", "rank_costs", "stage_costs"]
 
 _TOLERANCE = 1e-9  # relative: sums of the same numbers in another order count as equal
 
@@ -23,7 +23,12 @@ def equal(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def cut(
-    costs: Sequence[float], stages: int, *, first: float = 0.0, last: float = 0.0
+    costs: Sequence[float],
+    stages: int,
+    *,
+    first: float = 0.0,
+    last: float = 0.0,
+    paces: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """The cut whose most expensive stage is cheapest.
 
@@ -36,18 +41,24 @@ def cut(
         stages: number of stages.
         first: further cost of the first stage (embedding).
         last: further cost of the last stage (head and loss).
+        paces: what a unit of cost takes in each stage, where ranks are not equally fast.
 
     Raises:
         ValueError: fewer layers than stages, or no stages.
     """
     _check(len(costs), stages)
-    table = _Costs(costs, stages, first, last)
+    table = _Costs(costs, first, last, paces or [1.0] * stages)
     largest = _least_largest(table) * (1 + _TOLERANCE)
     return _most_even(table, largest)
 
 
 def cut_per_rank(
-    costs: Sequence[float], owners: Sequence[int], *, first: float = 0.0, last: float = 0.0
+    costs: Sequence[float],
+    owners: Sequence[int],
+    *,
+    first: float = 0.0,
+    last: float = 0.0,
+    paces: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """The cut whose most expensive *rank* is cheapest, where ranks hold several stages.
 
@@ -64,19 +75,22 @@ def cut_per_rank(
         owners: the rank of each stage (`Schedule.owners`).
         first: further cost of the first stage.
         last: further cost of the last stage.
+        paces: what a unit of cost takes each rank, where they are not equally fast.
 
     Raises:
         ValueError: fewer layers than stages, or no stages.
     """
-    sizes = cut(costs, len(owners), first=first, last=last)
+    by_stage = None if paces is None else [paces[owner] for owner in owners]
+    sizes = cut(costs, len(owners), first=first, last=last, paces=by_stage)
     if len(set(owners)) == len(owners):
         return sizes
-    best = _rank_burden(costs, sizes, owners, first, last)
+
+    def burden_of(sizes: tuple[int, ...]) -> _Burden:
+        return _burden(stage_costs(costs, sizes, first=first, last=last, paces=by_stage), owners)
+
+    best = burden_of(sizes)
     while True:
-        moved = [
-            (_rank_burden(costs, candidate, owners, first, last), candidate)
-            for candidate in _moves(sizes)
-        ]
+        moved = [(burden_of(candidate), candidate) for candidate in _moves(sizes)]
         burden, candidate = min(moved, default=(best, sizes))
         if not _less(burden, best):
             return sizes
@@ -84,14 +98,27 @@ def cut_per_rank(
 
 
 def stage_costs(
-    costs: Sequence[float], sizes: Sequence[int], *, first: float = 0.0, last: float = 0.0
+    costs: Sequence[float],
+    sizes: Sequence[int],
+    *,
+    first: float = 0.0,
+    last: float = 0.0,
+    paces: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
-    """The cost of each stage of a cut."""
+    """The cost of each stage of a cut, times its pace."""
     ends = accumulate(sizes, initial=0)
     sums = [sum(costs[start:end]) for start, end in pairwise(ends)]
     sums[0] += first
     sums[-1] += last
-    return tuple(sums)
+    return tuple(c * p for c, p in zip(sums, paces or [1.0] * len(sums), strict=True))
+
+
+def rank_costs(stages: Sequence[float], owners: Sequence[int]) -> tuple[float, ...]:
+    """The cost of each rank, from those of the stages."""
+    ranks = [0.0] * (max(owners) + 1)
+    for owner, cost in zip(owners, stages, strict=True):
+        ranks[owner] += cost
+    return tuple(ranks)
 
 
 def _check(layers: int, stages: int) -> None:
@@ -102,15 +129,18 @@ def _check(layers: int, stages: int) -> None:
 class _Costs:
     """The cost of any run of layers as any stage, in constant time."""
 
-    def __init__(self, costs: Sequence[float], stages: int, first: float, last: float) -> None:
-        self.layers, self.stages = len(costs), stages
-        self._before = list(accumulate(costs, initial=0.0))
-        self._extra = [0.0] * stages
+    def __init__(
+        self, costs: Sequence[float], first: float, last: float, paces: Sequence[float]
+    ) -> None:
+        self.layers, self.stages = len(costs), len(paces)
+        self._before, self._paces = list(accumulate(costs, initial=0.0)), paces
+        self._extra = [0.0] * len(paces)
         self._extra[0] += first
         self._extra[-1] += last
 
     def __call__(self, stage: int, start: int, end: int) -> float:
-        return self._before[end] - self._before[start] + self._extra[stage]
+        cost = self._before[end] - self._before[start] + self._extra[stage]
+        return cost * self._paces[stage]
 
     def starts(self, stage: int) -> range:
         """Where a stage can begin, leaving one layer for every other."""
@@ -171,14 +201,9 @@ def _most_even(cost: _Costs, largest: float) -> tuple[int, ...]:
 _Burden = tuple[float, float, float, float]
 
 
-def _rank_burden(
-    costs: Sequence[float], sizes: Sequence[int], owners: Sequence[int], first: float, last: float
-) -> _Burden:
+def _burden(stages: Sequence[float], owners: Sequence[int]) -> _Burden:
     """What `cut_per_rank` minimises, the most important first."""
-    stages = stage_costs(costs, sizes, first=first, last=last)
-    ranks = [0.0] * (max(owners) + 1)
-    for owner, cost in zip(owners, stages, strict=True):
-        ranks[owner] += cost
+    ranks = rank_costs(stages, owners)
     return max(ranks), sum(c * c for c in ranks), max(stages), sum(c * c for c in stages)
 
 

@@ -21,7 +21,7 @@ __all__ = ["Ended", "clip", "forward_backward", "on_device", "train_steps", "upd
 class Ended(NamedTuple):
     """The last step whose update was done, and why no other followed.
 
-    `reason` is `done`, `interrupted` or `nan`.
+    `reason` is `done`, `interrupted`, `nan`, or `replan` where another plan is wanted.
     """
 
     step: int
@@ -38,7 +38,7 @@ def train_steps(
     check_every: int,
     report_every: int,
     on_report: Callable[[StepReport], None],
-    after_step: Callable[[int], None],
+    after_step: Callable[[int], bool],
     balancer: Balancer | None = None,
 ) -> Ended:
     """Trains after step `first`, up to the plan's last; says where and why it ended.
@@ -52,7 +52,8 @@ def train_steps(
         check_every: steps after which ranks look at the loss and agree on a wish to stop.
         report_every: steps between two reports (which make the host wait for the device).
         on_report: given each report.
-        after_step: called after each step (its update is done) with its number.
+        after_step: called after each step (its update is done) with its number; says whether
+            training should pause for another plan.
         balancer: deals micro-batches by the speed of the copies.
     """
     plan = learner.plan
@@ -76,9 +77,11 @@ def train_steps(
         update(learner, rate)
         if balancer is not None:
             balancer.after_step()
-        after_step(step)
+        replan = after_step(step)
         if stopping:
             return Ended(step, "interrupted")
+        if replan:
+            return Ended(step, "replan")
     return Ended(max(first, plan.steps), "done")
 
 

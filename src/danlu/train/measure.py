@@ -19,6 +19,7 @@ from danlu.models.transformer import Transformer
 from danlu.planner.plan import Decision, Plan
 from danlu.planner.search import pin_layout
 from danlu.precision.formats._base import FORMATS
+from danlu.train.balance import LayerSeconds
 from danlu.train.build import Learner, build
 from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
@@ -87,7 +88,7 @@ def explained(plan: Plan, before: Plan, reason: str) -> Plan:
     )
 
 
-def measure_layers(plan: Plan, comm: Comm) -> tuple[float, float, float]:
+def measure_layers(plan: Plan, comm: Comm) -> LayerSeconds:
     """Seconds of a micro-batch, forward and backward, in the embedding, one block, and the head.
 
     Every rank measures at the same time, as they will compute; the mean over ranks. Tensor
@@ -119,7 +120,7 @@ def measure_layers(plan: Plan, comm: Comm) -> tuple[float, float, float]:
             taken.append(time.perf_counter() - began)
         seconds[number] = statistics.median(taken[1:])
     first, block, last = (comm.sum(seconds) / comm.world).tolist()
-    return max(first - block, 0.0), block, max(last - block, 0.0)
+    return LayerSeconds(max(first - block, 0.0), block, max(last - block, 0.0))
 
 
 def time_steps(learner: Learner, steps: int) -> list[float]:

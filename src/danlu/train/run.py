@@ -1,5 +1,6 @@
 """One run: its folder, its plan, its text, its parts, and what happens between steps."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from danlu.base.errors import CheckpointError, ConfigError, DanluError, NotAvail
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
 from danlu.base.files import explain_disk_full, write_json
-from danlu.base.units import format_bytes, format_count, format_duration, format_rate
+from danlu.base.units import format_bytes, format_count, format_rate
 from danlu.checkpoint.disk import CheckpointStore, read_facts
 from danlu.checkpoint.state import CheckpointFacts
 from danlu.config.load import expand_path, require_available
@@ -33,9 +34,7 @@ from danlu.monitor.sinks._base import SINKS
 from danlu.monitor.summary import RunSummary, summarise
 from danlu.optim.schedules._base import SCHEDULES
 from danlu.planner.plan import Plan
-from danlu.planner.schedule import SCHEDULES as SCHEDULE_ORDERS
-from danlu.planner.search import pin_layout
-from danlu.planner.stages import cut_per_rank
+from danlu.train.adapt import Adapter
 from danlu.train.balance import Balancer, dealable
 from danlu.train.build import Learner, build, build_loader, document_end
 from danlu.train.control import StopRequest
@@ -43,8 +42,7 @@ from danlu.train.evaluate import evaluate
 from danlu.train.folder import RunFolder
 from danlu.train.inference import load_model
 from danlu.train.loop import Ended, train_steps
-from danlu.train.measure import explained, fastest, measure_layers
-from danlu.train.planning import layout_is_open, plan_run
+from danlu.train.planning import plan_run
 
 __all__ = ["Run", "open_run"]
 
@@ -76,6 +74,11 @@ class Run:
         self.corpus, self.comm = corpus, comm
         self._display = display
         self._peaks_left = 3
+        self._scratch = folder.path / "offload"
+        self._adapter = Adapter(
+            config, plan, comm, scratch=self._scratch,
+            phase=self._phase, note=self._note, event=self._event,
+        )  # fmt: skip
         self._events = JsonLines(folder.events, comm.rank)
         self._store = CheckpointStore(
             folder.checkpoints, comm, keep=config.checkpoint.keep, warn=self._warn
@@ -114,9 +117,20 @@ class Run:
         self._announce(first)
         if self.corpus.left_out:
             self._note(self.corpus.left_out)
-        loader = build_loader(self.config, self.plan, self.corpus, learner.ranks, position=position)
         with Recorder(self.folder.path, self._sinks(), events=self._events) as recorder:
-            ended = self._train(learner, loader, stop, recorder, first)
+            ended, loader = self._train(learner, position, stop, recorder, first)
+            while ended.reason == "replan":
+                first, position = ended.step, loader.state()["position"]
+                with stop.saving():
+                    saved = self._try_to_save(learner, loader, first)
+                loader.close()
+                if saved:
+                    del learner
+                    gc.collect()  # wrapped models are cyclic
+                    self._adapter.cut_again()
+                    self._take_plan()
+                    learner, first, position = self._load()
+                ended, loader = self._train(learner, position, stop, recorder, first)
         if ended.reason != "nan":
             with stop.saving():
                 self._save(learner, loader, ended.step)
@@ -131,11 +145,22 @@ class Run:
 
     def _build(self) -> tuple[Learner, int, int]:
         """What learns, the steps it has done, and the samples it has read."""
-        self._measure_layouts()
-        self._measure_stages()
-        self._display.phase("building the model and its kernels", 0, None)
-        scratch = self.folder.path / "offload"
-        learner = self._build_learner(scratch)
+        self._adapter.before_first_step()
+        self._take_plan()
+        self._phase("building the model and its kernels")
+        return self._load()
+
+    def _take_plan(self) -> None:
+        """The adapter's plan becomes the run's."""
+        if self._adapter.plan is self.plan:
+            return
+        self.plan = self._adapter.plan
+        if self.comm.first:
+            self.plan.save(self.folder.plan)
+
+    def _load(self) -> tuple[Learner, int, int]:
+        """Builds the plan's parts and gives them the newest checkpoint."""
+        learner = self._build_learner(self._scratch)
         newest = self._store.newest()
         if newest is None and self.comm.share(any(self._store.all())):
             raise CheckpointError(
@@ -167,46 +192,6 @@ class Run:
             )
         return learner
 
-    def _measure_layouts(self) -> None:
-        """Keeps the fastest of the best predicted layouts, where the config leaves it open."""
-        count = min(self.config.launch.measure_layouts, len(self.plan.alternatives))
-        if self.comm.world == 1 or count < 2 or not layout_is_open(self.config):
-            return
-        self._display.phase(f"trying the {count} best layouts", 0, None)
-        scratch = self.folder.path / "offload"
-        found = fastest(self.config, self.plan, self.comm, scratch=scratch, count=count)
-        self.plan = found[0].plan
-        for plan, seconds in found:
-            predicted = plan.predicted.step_seconds
-            text = f"{plan.layout.text()}: {format_duration(seconds)} a step"
-            self._event("layout", text=text, seconds=seconds, predicted=predicted, plan=plan.hash)
-        if self.comm.first:
-            self.plan.save(self.folder.plan)
-        self._note(f"Layout: {self.plan.layout.text()}, the fastest of {count} tried.")
-
-    def _measure_stages(self) -> None:
-        """Cuts the pipeline's stages by the measured time of layers, where that is asked for."""
-        layout, config = self.plan.layout, self.config
-        if layout.pipeline == 1 or config.pipeline_parallel.layers != "measured":
-            return
-        self._display.phase("measuring the layers", 0, None)
-        first, block, last = measure_layers(self.plan, self.comm)
-        owners = SCHEDULE_ORDERS[layout.schedule].owners(layout.pipeline, layout.chunks)
-        sizes = cut_per_rank([block] * self.plan.model.layers, owners, first=first, last=last)
-        self._note(
-            f"Layers are cut {', '.join(map(str, sizes))}: embedding {first / block:.2f}, head"
-            f" {last / block:.2f} times a layer, measured."
-        )
-        if sizes == layout.stages:
-            return
-        cut = pin_layout(
-            config, replace(self.plan.alternatives[0], layout=replace(layout, stages=sizes))
-        )
-        plan = plan_run(cut, self.plan.cluster, world=self.comm.world, before=self.plan)
-        self.plan = explained(plan, self.plan, "layers cut by their measured time")
-        if self.comm.first:
-            self.plan.save(self.folder.plan)
-
     def _start_from(self, learner: Learner, text: str) -> None:
         path = expand_path(text, "checkpoint.start_from")
         if (path / "checkpoints").is_dir():
@@ -237,12 +222,15 @@ class Run:
     def _train(
         self,
         learner: Learner,
-        loader: Loader,
+        position: int,
         stop: StopRequest,
         recorder: Recorder,
         first: int,
-    ) -> Ended:
+    ) -> tuple[Ended, Loader]:
+        """Trains on from step `first` and the sample at `position`."""
         plan = self.plan
+        loader = build_loader(self.config, plan, self.corpus, learner.ranks, position=position)
+        self._adapter.watch(learner)
         meter = Meter(
             self.comm,
             learner.device,
@@ -256,7 +244,7 @@ class Run:
                 recorder.step(report)
                 self._display.step(report)
 
-        def after_step(step: int) -> None:
+        def after_step(step: int) -> bool:
             last = step == plan.steps
             with meter.paused():
                 if last or step % plan.evaluate_every == 0:
@@ -264,12 +252,13 @@ class Run:
                 if not last and step % plan.checkpoint_every == 0:
                     with stop.saving():
                         self._try_to_save(learner, loader, step)
+            return self._adapter.after_step() and not last
 
         balancer = None
         if self.config.data_parallel.balance and dealable(plan.layout, plan.accumulation):
             balancer = Balancer(learner.ranks, loader, self._note)
         every, often = self.config.monitor.log_every, 1 if learner.device.kind == "cpu" else 10
-        return train_steps(
+        ended = train_steps(
             learner,
             loader,
             meter,
@@ -281,6 +270,7 @@ class Run:
             after_step=after_step,
             balancer=balancer,
         )
+        return ended, loader
 
     def _within_peak(self, report: StepReport, meter: Meter) -> StepReport:
         """Nothing is faster than its peak: where a step was, the peak is measured again.
@@ -361,12 +351,14 @@ class Run:
         seconds = round(time.perf_counter() - began, 3)
         self._event("checkpoint", step=step, path=path.name, seconds=seconds)
 
-    def _try_to_save(self, learner: Learner, loader: Loader, step: int) -> None:
+    def _try_to_save(self, learner: Learner, loader: Loader, step: int) -> bool:
         """A checkpoint on the way; one that cannot be written is a warning, not the run's end."""
         try:
             self._save(learner, loader, step)
         except CheckpointError as error:
             self._warn(str(error))
+            return False
+        return True
 
     def _close(self, ended: Ended) -> None:
         message = ""
@@ -419,6 +411,9 @@ class Run:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.comm.first:
             self._events.write(kind=kind, **fields)
+
+    def _phase(self, text: str) -> None:
+        self._display.phase(text, 0, None)
 
     def _note(self, text: str) -> None:
         self._event("note", text=text)

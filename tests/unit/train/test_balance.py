@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from danlu.planner.layout import Layout
-from danlu.train.balance import deal, dealable
+from danlu.train.balance import LayerSeconds, better_cut, deal, dealable
 
 
 def test_equal_copies_get_equal_shares():
@@ -30,3 +30,27 @@ def test_what_exchanges_within_a_micro_batch_cannot_be_dealt():
     assert not dealable(Layout(data=2, zero=1), 4)
     assert not dealable(Layout(data=2, pipeline=2, stages=(1, 1)), 4)
     assert not dealable(Layout(data=2), 1)
+
+
+LAYERS = LayerSeconds(0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
+def test_a_pipeline_whose_ranks_are_equally_fast_stays_as_it_is(schedule):
+    stages = {"1f1b": (5, 3), "interleaved": (3, 2, 2, 1), "zero_bubble": (2, 3, 2, 1)}
+    layout = Layout(pipeline=2, schedule=schedule, stages=stages[schedule])
+    assert better_cut(layout, (1.0, 1.02), LAYERS, 8) is None
+
+
+def test_a_slow_rank_of_a_pipeline_gets_fewer_layers():
+    layout = Layout(pipeline=2, schedule="1f1b", stages=(5, 3))
+    assert better_cut(layout, (5.0, 10.0), LAYERS, 8) == (6, 2)  # 6 x 1 and (2 + 2) x 2
+    assert better_cut(layout, (15.0, 5.0), LAYERS, 8) == (3, 5)  # 3 x 3 and (5 + 2) x 1
+
+
+def test_a_slow_rank_that_holds_both_ends_gets_fewer_layers():
+    layout = Layout(pipeline=2, schedule="zero_bubble", stages=(2, 3, 2, 1))
+    sizes = better_cut(layout, (15.0, 5.0), LAYERS, 8)
+    assert sizes is not None
+    assert sum(sizes) == 8
+    assert sizes[0] + sizes[3] < 3 < sizes[1] + sizes[2]
