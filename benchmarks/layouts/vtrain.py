@@ -1,7 +1,13 @@
-"""The planner's cost terms, calibrated on few of the runs that vTrain measured on A100 machines.
+"""The planner's cost terms, calibrated on few of the runs that vTrain published of A100 machines.
 
-The terms of a run are the parts of `planner.cost`; thirteen factors, none negative, are fitted to a
-random choice of runs, weighted by relative error, and asked about the others.
+The terms of a run are the parts of `planner.cost`, put together as it does. One factor a term, none
+negative, is fitted to a random choice of runs, weighted by relative error and drawn towards 1 (the
+planner's own constants), and asked about the others.
+
+`multi.csv` was measured. `single.csv` is called measured too, but its rows are sums: step times are
+linear in layers and in micro-batches to 1e-5, and all-reduce among 8 copies takes less than among 2
+by just what vTrain's simulator computes (`docs/log.md`). So its 32 times of a block may come from
+profiled kernels, but it says nothing about the noise of steps.
 """
 
 from __future__ import annotations
@@ -21,12 +27,14 @@ from numpy.typing import NDArray
 from benchmarks.results import table
 from danlu.base.facts import ClusterFacts, LayerCost
 from danlu.hardware.cluster import parse_cluster
-from danlu.planner.cost import Setting, efficiency, layer_seconds, step_cost
+from danlu.planner.cost import Setting, efficiency, layer_seconds, overlapped, step_cost
 from danlu.planner.layout import Layout
 from danlu.planner.stages import equal
 
 Array = NDArray[np.float64]
-CALIBRATION, REPEATS, NEAR, CHOICES = 50, 10, 1.05, 3
+CALIBRATION, REPEATS, NEAR, CHOICES = 50, 60, 1.05, 3
+PULL = 0.07  # a factor that is off by 1 counts in the fit like one run that is wrong by 7 %
+WORK, DISPATCH, REST = slice(0, 6), 6, slice(7, 12)  # columns of `_terms`
 VOCABULARY = 51200  # of the GPT-2 tokenizer, padded as Megatron does
 
 
@@ -98,49 +106,86 @@ def _repeated(runs: Sequence[Run]) -> dict[str, Any]:
     trials = []
     for repeat in range(REPEATS):
         chosen = random.Random(repeat).sample(range(len(runs)), CALIBRATION)
-        factors = nonnegative(terms[chosen] / measured[chosen, None], np.ones(CALIBRATION))
         others = np.setdiff1d(np.arange(len(runs)), chosen)
-        predicted = terms @ factors
+        predicted = predict(terms, calibrate(terms[chosen], measured[chosen]))
         errors = np.abs(predicted[others] / measured[others] - 1)
         trials.append({
             "mape": float(errors.mean()),
             "median": float(np.median(errors)),
-            **_choices(runs, predicted, measured, groups),
+            **_choices(predicted, measured, groups),
+            **_held_out(terms, measured, groups, random.Random(repeat)),
         })  # fmt: skip
-    built_in = _choices(runs, uncalibrated, measured, groups)
     large = [group for group in groups if len(group) >= 4]
     return {
         "runs": len(runs),
         "groups": len(groups),
         **{key: statistics.mean(trial[key] for trial in trials) for key in trials[0]},
         "groups_of_four": len(large),
-        "uncalibrated": built_in,
+        "uncalibrated": _choices(uncalibrated, measured, groups),
     }
 
 
-def _choices(
-    runs: Sequence[Run], predicted: Array, measured: Array, groups: Sequence[list[int]]
+def _held_out(
+    terms: Array, measured: Array, groups: Sequence[list[int]], draw: random.Random
 ) -> dict[str, float]:
+    """Error and choices in half of the groups, with factors fitted to runs of the other half."""
+    mixed = draw.sample(list(groups), len(groups))
+    half = len(groups) // 2
+    known = [index for group in mixed[:half] for index in group]
+    chosen = draw.sample(known, min(CALIBRATION, len(known)))
+    predicted = predict(terms, calibrate(terms[chosen], measured[chosen]))
+    judged = [index for group in mixed[half:] for index in group]
+    return {
+        "held_out_mape": float(np.abs(predicted[judged] / measured[judged] - 1).mean()),
+        "held_out": _choices(predicted, measured, mixed[half:])["top_three"],
+    }
+
+
+def predict(terms: Array, factors: Array) -> Array:
+    """Seconds of steps."""
+    scaled = terms * factors
+    blocks = np.vectorize(overlapped)(scaled[:, DISPATCH], scaled[:, WORK].sum(axis=1))
+    return np.asarray(blocks + scaled[:, REST].sum(axis=1))
+
+
+def calibrate(terms: Array, measured: Array) -> Array:
+    """The factors of least squared relative error and distance from 1: Gauss-Newton steps."""
+    relative, one = terms / measured[:, None], np.ones(terms.shape[1])
+
+    def loss(factors: Array) -> float:
+        off, moved = predict(relative, factors) - 1, PULL * (factors - one)
+        return float(off @ off + moved @ moved)
+
+    factors, small = one, 1e-6
+    for _ in range(40):
+        now = predict(relative, factors)
+        moved = [predict(relative, factors + small * axis) for axis in np.eye(len(one))]
+        slopes = (np.stack(moved, axis=1) - now[:, None]) / small
+        wanted = nonnegative(
+            np.vstack([slopes, PULL * np.eye(len(one))]),
+            np.concatenate([1 - now + slopes @ factors, PULL * one]),
+        )
+        steps = [factors + share * (wanted - factors) for share in (1, 0.5, 0.25, 0.1, 0.03)]
+        best = min(steps, key=loss)
+        if loss(best) > loss(factors) - 1e-9:
+            break
+        factors = best
+    return factors
+
+
+def _choices(predicted: Array, measured: Array, groups: Sequence[list[int]]) -> dict[str, float]:
     """How often the best three predicted contain a good plan, and what the first one loses."""
-    first, hits, mixed = [], [], []
+    first, hits = [], []
     for group in groups:
         ranked = sorted(group, key=lambda index: predicted[index])
         best = min(measured[group])
         first.append(float(measured[ranked[0]] / best - 1))
         hits.append((len(group), min(measured[ranked[:CHOICES]]) <= NEAR * best))
-        others = [
-            i
-            for i in ranked[2:]
-            if runs[i].layout.tensor not in {runs[j].layout.tensor for j in ranked[:2]}
-        ]
-        tried = [*ranked[:2], *(others or ranked[2:])[:1]]
-        mixed.append(min(measured[tried]) <= NEAR * best)
-    four = [hit for size, hit in hits if size > CHOICES]
+    more = [hit for size, hit in hits if size > CHOICES]
     return {
         "first_regret": statistics.mean(first),
         "top_three": sum(hit for _, hit in hits) / len(hits),
-        "top_three_mixed": sum(mixed) / len(mixed),
-        "top_three_of_more": sum(four) / len(four),
+        "top_three_of_more": sum(more) / len(more) if more else 1.0,
     }
 
 
@@ -204,13 +249,12 @@ def _terms(run: Run) -> list[float]:
         count * rows * (layers[1].traffic_elements - layers[1].split_traffic) / setting.bandwidth,
         count * (block["communication"] - latency),
         count * latency,
-        count * block["overhead"],
+        count * setting.reached.overhead_seconds,
         stretch * sum(head.values()),
         0.0 if across else copies,
         copies if across else 0.0,
         stretch * sent,
         busy["optimizer"],
-        1e-2,
     ]
 
 
@@ -244,8 +288,8 @@ def page(found: dict[str, Any]) -> list[str]:
     rows = [
         [f"{name}.csv", str(v["runs"]), f"{v['mape']:.1%}", f"{v['median']:.1%}",
          f"{v['first_regret']:.1%}", f"{v['top_three']:.1%} of {v['groups']}",
-         f"{v['top_three_of_more']:.1%} of {v['groups_of_four']}", f"{v['top_three_mixed']:.1%}",
-         f"{v['uncalibrated']['top_three']:.1%}"]
+         f"{v['top_three_of_more']:.1%} of {v['groups_of_four']}", f"{v['held_out']:.1%}",
+         f"{v['held_out_mape']:.1%}", f"{v['uncalibrated']['top_three']:.1%}"]
         for name, v in found.items()
     ]  # fmt: skip
     return [
@@ -254,12 +298,13 @@ def page(found: dict[str, Any]) -> list[str]:
         f"Factors for the planner's cost terms fitted to {CALIBRATION} random runs, asked about the"
         f" others, mean of {REPEATS} such choices. A case is a model, a number of GPUs and a global"
         " batch; it counts where one of the three plans predicted to be fastest is within 5 % of"
-        " the best that was measured (goal 95 % of the cases; the next column leaves out cases with"
-        " no more than three plans; `two and another degree` takes the best two and the best with"
-        " another tensor-parallel degree; the last column is without calibration).",
+        " the best (goal 95 % of the cases; the next column leaves out cases with no more than"
+        " three plans; `cases not fitted to`: half of them, by runs of the other half; the last"
+        " column is without calibration). `single.csv` behaves like the output of vTrain's"
+        " simulator, not like measured steps (`docs/log.md`); `multi.csv` was measured.",
         "",
         *table(["runs of vTrain", "runs", "mean error", "median", "first choice loses",
-                "top three holds a good plan", "of more than three plans", "two and another degree",
-                "constants as they are"], rows),
+                "top three holds a good plan", "of more than three plans", "of cases not fitted to",
+                "mean error there", "constants as they are"], rows),
         "",
     ]  # fmt: skip

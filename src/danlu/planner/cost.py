@@ -29,6 +29,7 @@ __all__ = [
     "StepCost",
     "efficiency",
     "layer_seconds",
+    "overlapped",
     "rank_parameters",
     "setting_of",
     "stage_cost",
@@ -48,7 +49,7 @@ class Efficiency:
         half_width: width at which that share is half (short sums do not fill the pipelines).
         attention: share of the matrix peak in attention.
         traffic: factor on the element-wise traffic (1: every operation fused as the native ones).
-        overhead_seconds: of Python and dispatch, a layer and micro-batch.
+        overhead_seconds: of Python and dispatch, a layer and micro-batch. A GPU computes meanwhile.
     """
 
     products: float
@@ -66,14 +67,15 @@ _EFFICIENCY: Mapping[tuple[str, str, bool], Efficiency] = MappingProxyType(
         ("cpu-amx", "torch", True): Efficiency(0.60, 24, 0.08, 1.8, 300e-6),
         ("cpu", "torch", False): Efficiency(0.94, 24, 0.14, 3.5, 900e-6),
         ("cpu", "torch", True): Efficiency(0.94, 24, 0.14, 1.8, 300e-6),
-        ("cuda", "torch", False): Efficiency(0.65, 256, 0.40, 3.5, 600e-6),
+        ("cuda", "torch", False): Efficiency(0.65, 256, 0.40, 3.5, 1.5e-3),
         ("cuda", "torch", True): Efficiency(0.70, 256, 0.45, 1.5, 150e-6),
     }
 )
 """By device kind, backend, and whether torch.compile is used. CPUs: AVX512-BF16 measured on AMD
 Zen 4 (docs/results/plan.md); with AMX products are so fast that feeding them counts (from rates of
 single products and attention on an Emerald Rapids, not of whole steps). The GPU rows are taken from
-published utilisations (torchtitan: 33-39 % of the H100's peak end to end), not measured by us."""
+published utilisations (torchtitan: 33-39 % of the H100's peak end to end), not measured by us; the
+dispatch of a layer that is not compiled is its 140 kernels in bf16 (counted), about 10 us each."""
 
 _OPTIMIZER_BYTES = 4 * (4 + 3)  # read weight, gradient, two moments; write weight and moments
 _GRADIENT_PASSES_BYTES = 4 * 3  # set to zero, norm, clip
@@ -277,10 +279,27 @@ def rank_parameters(piece: Sequence[tuple[LayerCost, bool]], layout: Layout) -> 
     return sum(cost.parameters / (layout.tensor if split else 1) for cost, split in piece)
 
 
+def overlapped(dispatch: float, work: float) -> float:
+    """Seconds of a GPU layer whose kernels the host dispatches ahead of the GPU's work.
+
+    The longer of the two, and more where they are about equally long (by 26 % at most), as kernels
+    differ: the GPU waits for the host in short ones and the host's lead is used up. The power of 3
+    has the least error in step time on vTrain's 1,440 runs (`docs/log.md`).
+
+    Args:
+        dispatch: seconds of Python and dispatch.
+        work: seconds of the kernels, collectives among them.
+    """
+    return float((dispatch**3 + work**3) ** (1 / 3))
+
+
 def layer_seconds(
     cost: LayerCost, layout: Layout, setting: Setting, micro_tokens: float, *, split: bool
 ) -> dict[str, float]:
-    """Forward and backward of one layer for one micro-batch, on one rank, by part."""
+    """Forward and backward of one layer for one micro-batch, on one rank, by part.
+
+    Their sum is the layer's time; of a GPU, `overhead` is what its work does not hide of dispatch.
+    """
     device, reached = setting.cluster.device, setting.reached
     peak = device.peak_flops[setting.number_format] * setting.device_share
     size = FORMAT_BYTES[setting.number_format]
@@ -294,7 +313,7 @@ def layer_seconds(
     again = layout.recompute and cost.attention_flops > 0  # one forward pass more, of blocks
     passes = 4 if again else 3
     sending = _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0
-    return {
+    parts = {
         "matrix products": passes * micro_tokens * cost.forward_flops * share / (peak * filled),
         "attention": passes
         * micro_tokens
@@ -303,8 +322,11 @@ def layer_seconds(
         / (peak * reached.attention),
         "element-wise": (traffic + casts) / setting.bandwidth * passes / 3,
         "communication": sending * (1.5 if again else 1.0),
-        "overhead": reached.overhead_seconds * passes / 3,
     }
+    dispatch, work = reached.overhead_seconds * passes / 3, sum(parts.values())
+    waits = device.kind == "cpu"  # a CPU computes nothing while Python runs
+    parts["overhead"] = dispatch if waits else max(0.0, overlapped(dispatch, work) - work)
+    return parts
 
 
 def _micro_batch(

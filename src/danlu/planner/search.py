@@ -195,7 +195,8 @@ def _step_law(draft: Draft) -> tuple[float, str]:
         tokens = (0.58 * train.steps**0.571) ** (1 / (1 - 0.571))
         return tokens, f"Step law for {train.steps} steps"
     least, length = least_micro_batches(draft.config, layout), draft.shape.sequence_length
-    seconds = draft.cost(layout, 1.0, least).total - draft.cost(layout, 0.0, least).total
+    one, none = draft.cost(layout, 1.0, least), draft.cost(layout, 0.0, least)
+    seconds = (one.total - one.seconds["overhead"]) - (none.total - none.seconds["overhead"])
     per_token = seconds / (length * least * layout.data)
     budget = train.duration / max(per_token, 1e-12)
     return 0.58 * budget**0.571, f"Step law for about {format_count(budget)} tokens"

@@ -44,8 +44,8 @@ def test_a_pipeline_whose_ranks_are_equally_fast_stays_as_it_is(schedule):
 
 def test_a_slow_rank_of_a_pipeline_gets_fewer_layers():
     layout = Layout(pipeline=2, schedule="1f1b", stages=(5, 3))
-    assert better_cut(layout, (5.0, 10.0), LAYERS, 8) == (6, 2)  # 6 x 1 and (2 + 2) x 2
-    assert better_cut(layout, (15.0, 5.0), LAYERS, 8) == (3, 5)  # 3 x 3 and (5 + 2) x 1
+    assert better_cut(layout, (5.0, 10.0), LAYERS, 8) == (7, 1)  # 7 x 1 and (1 + 2) x 2
+    assert better_cut(layout, (15.0, 5.0), LAYERS, 8) == (2, 6)  # 2 x 3 and (6 + 2) x 1
 
 
 def test_a_slow_rank_that_holds_both_ends_gets_fewer_layers():
