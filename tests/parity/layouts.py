@@ -23,6 +23,8 @@ WORDS = (
     "train.steps=20",
 )
 """A model of four layers and four heads, 16 sequences a step, in fp32."""
+TIED = "model.tied_embeddings=true"
+"""The same model with one matrix as embedding and head."""
 
 
 def run(ranks, layouts, folder, *, steps=20, words=WORDS, reshard=(), targets=None, sources=None):

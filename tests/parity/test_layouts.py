@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import layouts
+from layouts import TIED
 
 TWO = {
     "data": ["data_parallel.degree=2"],
@@ -58,6 +59,14 @@ TWO = {
         }.items()
     },
     "offload alone": ["data_parallel.degree=2", "zero_optimization.offload_ratio=1"],
+    **{
+        f"tied, pipeline, {name}": [
+            TIED,
+            "pipeline_parallel.stages=2",
+            f"pipeline_parallel.schedule={name}",
+        ]
+        for name in ("1f1b", "zero_bubble")
+    },
 }
 FOUR = {
     "tensor x pipeline": [
@@ -97,6 +106,20 @@ FOUR = {
         "tensor_parallel.degree=2",
         "data_pipeline.attention_within_documents=true",
     ],
+    "tied, tensor x pipeline": [
+        TIED,
+        "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
+        "pipeline_parallel.stages=2",
+        "pipeline_parallel.schedule=1f1b",
+    ],
+    "tied, pipeline x ZeRO 3, dualpipe_v": [
+        TIED,
+        "pipeline_parallel.stages=2",
+        "data_parallel.degree=2",
+        "zero_optimization.stage=3",
+        "pipeline_parallel.schedule=dualpipe_v",
+    ],
 }
 
 
@@ -104,7 +127,12 @@ FOUR = {
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     apart = ["data_pipeline.attention_within_documents=true"]
-    trials = {"one": [], "one, documents kept apart": apart, "one, bf16": ["precision.format=bf16"]}
+    trials = {
+        "one": [],
+        "one, documents kept apart": apart,
+        "one, bf16": ["precision.format=bf16"],
+        "one, tied": [TIED],
+    }
     found = layouts.run(1, trials, folder)
     return found | {"folder": folder}
 
@@ -112,16 +140,26 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(one, tmp_path_factory):
     names = ("tensor", "pipeline, zero_bubble", "ZeRO 3, offload 0.5")
+    tied = [f"tied, pipeline, {name}" for name in ("1f1b", "zero_bubble")]
     return layouts.run(
         2, TWO, tmp_path_factory.mktemp("two"),
-        reshard=[("one", name) for name in names] + [("tensor", names[1]), (names[1], names[2])],
-        sources={"one": one["folder"] / "one"},
+        reshard=[
+            *(("one", name) for name in names), ("tensor", names[1]), (names[1], names[2]),
+            ("one, tied", tied[0]), (tied[0], tied[0]), (tied[0], tied[1]),
+        ],
+        sources={name: one["folder"] / name for name in ("one", "one, tied")},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     return layouts.run(4, FOUR, tmp_path_factory.mktemp("four"))
+
+
+def alone(name):
+    """The trial in one process that a layout is compared with."""
+    kinds = ("documents kept apart", "tied")
+    return next((f"one, {kind}" for kind in kinds if kind in name), "one")
 
 
 def same(layout, reference):
@@ -138,12 +176,12 @@ def same(layout, reference):
 
 @pytest.mark.parametrize("name", [name for name in TWO if "bf16" not in name])
 def test_two_ranks_train_like_one_process(name, one, two):
-    same(two[name], one["one"])
+    same(two[name], one[alone(name)])
 
 
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_train_like_one_process(name, one, four):
-    same(four[name], one["one, documents kept apart" if "documents" in name else "one"])
+    same(four[name], one[alone(name)])
 
 
 @pytest.mark.parametrize("name", [name for name in TWO if "bf16" in name])
@@ -167,7 +205,13 @@ def test_zero_halves_the_optimizers_state_on_two_ranks(stage, two):
 
 def test_checkpoints_go_on_in_any_other_layout(one, two):
     found = {name: r for name, r in two.items() if "->" in name}
-    assert len(found) == 5
+    assert len(found) == 8
     for name, result in found.items():
-        for (loss, _), (wanted, _) in zip(result["curve"], one["one"]["curve"][10:], strict=False):
+        wanted_curve = one[alone(name)]["curve"][10:13]
+        for (loss, _), (wanted, _) in zip(result["curve"], wanted_curve, strict=True):
             assert loss == pytest.approx(wanted, rel=1e-5), name
+
+
+def test_a_checkpoint_goes_on_to_the_bit_in_its_own_layout(two):
+    name = "tied, pipeline, 1f1b"
+    assert two[f"{name} -> {name}"]["curve"] == two[name]["curve"][10:13]

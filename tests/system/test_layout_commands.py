@@ -32,7 +32,7 @@ def test_open_layouts_are_tried_and_the_fastest_is_kept(tmp_path):
 
 
 def test_a_clusters_layout_is_proved_in_small_and_drawn(tmp_path):
-    words = ("plan", "model.preset=8b", "train.steps=9", "--cluster", "4x8xh100")
+    words = ("plan", "model.preset=3b", "train.steps=9", "--cluster", "4x8xh100")
     layout = ("tensor_parallel.degree=8", "pipeline_parallel.stages=2", "data_parallel.degree=1")
     answer = danlu(
         *words, *layout, "--validate", "--ranks", "4", "--timeline", "t.html", cwd=tmp_path

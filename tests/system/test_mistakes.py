@@ -60,9 +60,6 @@ def test_micro_batches_fewer_than_the_schedule_needs(tmp_path):
     words = ("pipeline_parallel.stages=2", "pipeline_parallel.micro_batches=1", "name=x")
     message = "pipeline_parallel.micro_batches: 1f1b on 2 ranks needs 2 or more micro-batches"
     schedule = "pipeline_parallel.schedule=1f1b"
-    apart = "model.tied_embeddings=false"
-    refused(*SHORT, *words, schedule, apart, cwd=tmp_path, message=message)
-    message = "pipeline_parallel.stages: embedding and head are one matrix"
     refused(*SHORT, *words, schedule, cwd=tmp_path, message=message)
 
 

@@ -76,6 +76,8 @@ class LayerCost:
         traffic_elements: elements read and written outside matrix products, forward and backward,
             per token.
         split_saved, split_traffic: of these, what tensor-parallel ranks share.
+        tied_parameters: of the embedding's weights, those that it uses too; where the embedding is
+            on another rank they are held once more.
     """
 
     name: str
@@ -86,6 +88,7 @@ class LayerCost:
     traffic_elements: float
     split_saved: float = 0.0
     split_traffic: float = 0.0
+    tied_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
             3.0 * d,
             12.0 * d + 4.0 * shape.vocab_size,
             split_traffic=4.0 * shape.vocab_size,
+            tied_parameters=head if shape.tied_embeddings else 0,
         ),
     )
 

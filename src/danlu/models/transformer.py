@@ -243,7 +243,7 @@ class Transformer(Segment):
         ops: the operations it is made of.
         dtype: format of activations and matrix products.
         part: numbers of the layers it holds; None: all of them. The embedding comes with the first
-            layer, the head with the last.
+            layer, the head with the last; where they are one matrix, with either.
     """
 
     def __init__(
@@ -256,15 +256,15 @@ class Transformer(Segment):
         rotary = rotary_tables(shape.sequence_length, shape.head_size, shape.rope_theta)
         super().__init__(shape, ops, dtype, rotary)
         numbers = list(range(shape.layers) if part is None else part)
-        if 0 in numbers:
+        last = shape.layers - 1 in numbers
+        if 0 in numbers or (last and shape.tied_embeddings):
             self.embed_tokens = Matrix(shape.vocab_size, shape.hidden_size)
         for index in numbers:
             self.layers[str(index)] = Block(shape, ops, index)
-        if shape.layers - 1 in numbers:
+        if last:
             self.norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
             self.lm_head = Matrix(shape.vocab_size, shape.hidden_size)
-        if shape.tied_embeddings and self.lm_head is not None:
-            assert self.embed_tokens is not None, "tied embeddings cannot be cut apart"
+        if shape.tied_embeddings and self.embed_tokens and self.lm_head:
             self.lm_head.weight = self.embed_tokens.weight
 
     @property

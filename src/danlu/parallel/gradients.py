@@ -16,17 +16,21 @@ from danlu.parallel.mesh import Ranks
 __all__ = ["clip_gradients", "combine_gradients"]
 
 
-def combine_gradients(model: nn.Module, ranks: Ranks, bucket: int) -> None:
+def combine_gradients(
+    model: nn.Module, ranks: Ranks, bucket: int, *, twice: nn.Parameter | None = None
+) -> None:
     """After a step's last backward: what backward itself has not exchanged yet.
 
     Gradients of copies are averaged where neither plain data parallelism nor ZeRO did it while
     backward ran. With sequence parallelism, weights that every tensor-parallel rank has whole have
-    seen its share of the rows only, and their gradients are added up.
+    seen its share of the rows only, and their gradients are added up. Last, the first and the last
+    pipeline rank add up the gradients of a weight that both hold: a + b = b + a, to the bit.
 
     Args:
         model: what this rank holds.
         ranks: the mesh.
         bucket: bytes in which gradients travel.
+        twice: the weight that the first and the last pipeline rank both hold, on these.
     """
     layout = ranks.layout
     held = [p for p in model.parameters() if p.grad is not None]
@@ -35,10 +39,17 @@ def combine_gradients(model: nn.Module, ranks: Ranks, bucket: int) -> None:
     if layout.sequence_parallel:
         shared = [_local(p.grad) for p in held if not _split(p, "tensor")]
         _reduce(shared, ranks.group("tensor"), bucket, mean=False)
+    if twice is not None:
+        _add_other_end(_local(twice.grad), ranks)
 
 
-def clip_gradients(model: nn.Module, ranks: Ranks, limit: float | None) -> Tensor:
-    """The global L2 norm; gradients are then scaled so that it is at most `limit`."""
+def clip_gradients(
+    model: nn.Module, ranks: Ranks, limit: float | None, *, twice: nn.Parameter | None = None
+) -> Tensor:
+    """The global L2 norm; gradients are then scaled so that it is at most `limit`.
+
+    `twice`, as for `combine_gradients`, counts once.
+    """
     layout = ranks.layout
     squares = torch.zeros((), dtype=torch.float64, device=ranks.comm.device)
     gradients = [(p, _local(p.grad)) for p in model.parameters() if p.grad is not None]
@@ -46,6 +57,7 @@ def clip_gradients(model: nn.Module, ranks: Ranks, limit: float | None) -> Tenso
     for (parameter, _), norm in zip(gradients, norms, strict=True):
         holders = 1 if _split(parameter, "tensor") else layout.tensor
         holders *= 1 if _split(parameter, "data") else layout.data
+        holders *= 2 if parameter is twice else 1
         squares += norm.double() ** 2 / holders
     norm = ranks.comm.sum(squares).sqrt().float()
     if limit is not None:
@@ -65,6 +77,18 @@ def _split(parameter: Tensor, axis: str) -> bool:
 def _local(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _add_other_end(gradient: Tensor, ranks: Ranks) -> None:
+    """Adds the gradient that the pipeline's other end has for the same weight."""
+    group = ranks.group("pipeline")
+    peer = 0 if ranks.stage else group.size() - 1
+    other = torch.empty_like(gradient)
+    sending = dist.P2POp(dist.isend, gradient, group=group, group_peer=peer)
+    receiving = dist.P2POp(dist.irecv, other, group=group, group_peer=peer)
+    for work in dist.batch_isend_irecv([sending, receiving]):
+        work.wait()
+    gradient += other
 
 
 def _reduce(

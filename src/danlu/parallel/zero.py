@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from danlu.kernels.dispatch import Ops
 from danlu.parallel.mesh import Ranks
 
-__all__ = ["before_micro_batch", "gathered", "gathered_ops", "shard_state"]
+__all__ = ["before_micro_batch", "gathered", "gathered_ops", "shard_state", "tie"]
 
 
 def shard_state(
@@ -45,6 +45,24 @@ def shard_state(
     for module in (*blocks, *roots):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         _portable(module)
+
+
+def tie(first: nn.Module, last: nn.Module, roots: Iterable[nn.Module]) -> None:
+    """Makes the weights of two modules one again, after each root has sharded its own.
+
+    Where both modules are sharded, both gather the one shard, and their gradients add up in it.
+
+    Args:
+        first: a module with a `weight`; it may be in another root than `last`, or in none.
+        last: the other one.
+        roots: as for `shard_state`, on their device.
+    """
+    first.weight = last.weight
+    states = [fully_shard.state(root) for root in roots]  # type: ignore[attr-defined]
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    shards = {p._module_info.module: p for group in groups for p in group.fsdp_params}
+    if first in shards and last in shards:  # the padded shard, which is what is gathered
+        shards[first]._sharded_param_data = shards[last]._sharded_param_data
 
 
 def gathered_ops(ops: Ops) -> Ops:

@@ -247,11 +247,11 @@ def step_cost(
     parts = {
         name: pace * micro_batches * sum(stages[s][name] for s in mine) for name in stages[mine[0]]
     }
-    weights = sum(rank_parameters(pieces[s], layout) for s in mine)
+    weights = rank_parameters([layer for s in mine for layer in pieces[s]], layout)
     kept = weights / (layout.data if layout.zero else 1)
     groups = sum(len(pieces[s]) for s in mine)
     sending = _copies_seconds(weights, groups, layout, setting, micro_batches)
-    parts["communication"] += sending
+    parts["communication"] += sending + _tied_seconds(layers[-1], layout, setting)
     parts["optimizer"] = kept * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / setting.bandwidth
     if layout.offload:
         parts["offload"] = 16 * layout.offload * kept / (setting.bandwidth / 8)
@@ -275,8 +275,12 @@ def stage_layers(
 
 
 def rank_parameters(piece: Sequence[tuple[LayerCost, bool]], layout: Layout) -> float:
-    """Weights that a rank holds of a stage, before ZeRO."""
-    return sum(cost.parameters / (layout.tensor if split else 1) for cost, split in piece)
+    """Weights that a rank holds of its layers, before ZeRO; one matrix at both ends counts once."""
+    alone = "embed_tokens" not in {cost.name for cost, _ in piece}
+    return sum(
+        (cost.parameters + alone * cost.tied_parameters) / (layout.tensor if split else 1)
+        for cost, split in piece
+    )
 
 
 def overlapped(dispatch: float, work: float) -> float:
@@ -426,3 +430,13 @@ def _copies_seconds(
     travel = scatters * 4 * moved / (link * links.scatter)
     travel += gathers * width * moved / (link * links.gather)
     return (1 - hidden) * (travel + (scatters + gathers) * groups * setting.call)
+
+
+def _tied_seconds(head: LayerCost, layout: Layout, setting: Setting) -> float:
+    """The first and the last rank exchange the gradient of a matrix that both hold."""
+    if not (head.tied_parameters and layout.ends_apart):
+        return 0.0
+    shards = (layout.tensor if layout.split_ends else 1) * (layout.data if layout.zero else 1)
+    between = (layout.pipeline - 1) * layout.data * layout.tensor
+    speed = setting.link(2, between) * setting.links.gather
+    return 4 * head.tied_parameters / shards / speed + setting.links.latency

@@ -55,6 +55,11 @@ class Layout:
         """Whether every rank holds the whole model, unsharded."""
         return self.tensor == 1 and self.pipeline == 1 and self.zero == 0
 
+    @property
+    def ends_apart(self) -> bool:
+        """Whether the first and the last stage are on different ranks."""
+        return max(len(self.stages), 1) - 1 not in self.stage_numbers(0)
+
     def stage_numbers(self, pipeline_rank: int) -> tuple[int, ...]:
         """The stages that a pipeline rank holds, in the model's order.
 

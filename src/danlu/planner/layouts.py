@@ -128,12 +128,6 @@ def impossible(config: RunConfig, shape: ModelShape, one: Degrees) -> ConfigErro
             f"{p} stages are more than the {shape.layers} layers.",
             f"Use {shape.layers} or less.",
         )
-    if p > 1 and shape.tied_embeddings:
-        return ConfigError(
-            "pipeline_parallel.stages",
-            "embedding and head are one matrix (model.tied_embeddings) and would be in two stages.",
-            "Use model.tied_embeddings=false, or no pipeline.",
-        )
     return None
 
 

@@ -62,12 +62,12 @@ def memory_bytes(
     table = []
     for rank in range(layout.pipeline):
         mine = layout.stage_numbers(rank) if layout.pipeline > 1 else (0,)
-        weights = sum(rank_parameters(pieces[s], layout) for s in mine)
-        largest = max(rank_parameters(pieces[s][i : i + 1], layout)
-                      for s in mine for i in range(len(pieces[s])))  # fmt: skip
+        weights = rank_parameters([layer for s in mine for layer in pieces[s]], layout)
+        used = sum(rank_parameters(pieces[s], layout) for s in mine)
+        largest = max(rank_parameters([layer], layout) for s in mine for layer in pieces[s])
         last = max(mine) == len(pieces) - 1
         table.append(
-            _state_bytes(weights, largest, layout, width)
+            _state_bytes(weights, used, largest, layout, width)
             | {
                 "activations": int(held[rank] + most),
                 "logits and the head's gradient": int(head) if last else 0,
@@ -88,15 +88,20 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     return cost.split_saved * share + whole * (gathered + (1 - gathered) * rows)
 
 
-def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> dict[str, int]:
-    """Weights, gradients and optimizer state of a rank (ZeRO: arXiv 1910.02054, section 5)."""
+def _state_bytes(
+    weights: float, used: float, largest: float, layout: Layout, width: int
+) -> dict[str, int]:
+    """Weights, gradients and optimizer state of a rank (ZeRO: arXiv 1910.02054, section 5).
+
+    `used` counts what is gathered: in each stage its own, so a matrix of both ends twice.
+    """
     copies = layout.data if layout.zero else 1
     working = 0.0 if width == 4 else width * weights
-    gradients = 4 * weights
+    gradients = 4 * (used if layout.zero else weights)
     if layout.zero in (1, 2):  # shards in fp32, and all of the weights gathered from them
-        working = width * weights
+        working = width * used
     if layout.zero == 3 and layout.pipeline > 1:  # gathered while micro-batches are on their way
-        working = width * weights
+        working = width * used
     elif layout.zero == 3:  # a layer and the one that is fetched ahead
         working = width * min(2 * largest, weights)
     if layout.zero >= 2 and layout.pipeline == 1:

@@ -47,6 +47,7 @@ class Learner:
             the model that averages gradients over ranks.
         pipeline: what runs a whole step where layers are cut into stages, else None.
         sharded: modules whose weights ZeRO has sharded over ranks.
+        twice: the weight that the first and the last pipeline rank both hold, on these, else None.
         optimizer, schedule: the update rule and its learning rate.
         offload: the part of the optimizer's state that lives in a file, or None.
         clip: largest global gradient norm, or None.
@@ -60,6 +61,7 @@ class Learner:
     forward: nn.Module
     pipeline: Pipeline | None
     sharded: tuple[nn.Module, ...]
+    twice: nn.Parameter | None
     optimizer: torch.optim.AdamW
     offload: Offload | None
     schedule: Schedule
@@ -106,6 +108,8 @@ def build(
         zero.shard_state(sharded, model.layers.values(), ranks, model.dtype)
     for module in (model, *segments.values()):
         module.to(device.torch)
+    if sharded and plan.model.tied_embeddings and model.embed_tokens and model.lm_head:
+        zero.tie(model.embed_tokens, model.lm_head, sharded)
     model.initialize(_initializer(config.train.seed))
     pipeline = None
     if plan.layout.pipeline > 1:
@@ -124,6 +128,7 @@ def build(
         forward=_averaged(model, config, ranks, device),
         pipeline=pipeline,
         sharded=sharded,
+        twice=_twice(model, ranks),
         optimizer=optimizer,
         offload=offload,
         schedule=_schedule(config, plan),
@@ -174,6 +179,13 @@ def _segments(model: Transformer, ranks: Ranks) -> dict[int, nn.Module]:
     if layout.pipeline == 1:
         return {0: model}
     return {s: model.segment(layout.layers_of(s)) for s in layout.stage_numbers(ranks.stage)}
+
+
+def _twice(model: Transformer, ranks: Ranks) -> nn.Parameter | None:
+    """The matrix that is embedding and head, where these are on two ranks and this is one."""
+    if not (model.shape.tied_embeddings and ranks.layout.ends_apart and model.embed_tokens):
+        return None
+    return model.embed_tokens.weight
 
 
 def _initializer(seed: int) -> Callable[[str, Tensor, float], None]:

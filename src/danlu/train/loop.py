@@ -109,7 +109,7 @@ def forward_backward(
                 learner.device.synchronize()
                 balancer.add(time.perf_counter() - began)
             total += loss.detach()
-    combine_gradients(learner.model, learner.ranks, learner.bucket)
+    combine_gradients(learner.model, learner.ranks, learner.bucket, twice=learner.twice)
     return total / (layout.data * layout.tensor)
 
 
@@ -123,7 +123,7 @@ def clip(learner: Learner) -> Tensor:
     """The global gradient norm, before gradients are scaled down to the limit."""
     if learner.offload is not None:
         learner.offload.fetch()
-    return clip_gradients(learner.model, learner.ranks, learner.clip)
+    return clip_gradients(learner.model, learner.ranks, learner.clip, twice=learner.twice)
 
 
 def update(learner: Learner, rate: float) -> None:

@@ -96,7 +96,7 @@ def validate(plan: Plan, *, most_ranks: int = 8, steps: int = 5) -> Validation:
         MachineError: a rank died.
     """
     small = reduced(plan.layout, most_ranks)
-    words = _words(small, plan.layout)
+    words = _words(small, plan)
     alone = _train(words, Comm(), 1, steps)
     with tempfile.TemporaryDirectory(prefix="danlu-validate-") as folder:
         task = Path(folder) / "task.json"
@@ -138,8 +138,9 @@ def reduced(layout: Layout, most: int) -> Layout:
     )
 
 
-def _words(small: Layout, wanted: Layout) -> list[str]:
+def _words(small: Layout, plan: Plan) -> list[str]:
     """Overrides of a small model that the reduced layout divides, with as many micro-batches."""
+    wanted = plan.layout
     layers = max(len(small.stages), 4)
     rounds = max(2, SCHEDULES[small.schedule].fewest_per_rank) * small.pipeline
     words = [
@@ -150,7 +151,7 @@ def _words(small: Layout, wanted: Layout) -> list[str]:
         "model.head_size=8",
         "model.intermediate_size=64",
         f"model.sequence_length={_SEQUENCE}",
-        "model.tied_embeddings=false",
+        f"model.tied_embeddings={str(plan.model.tied_embeddings).lower()}",
         "data_pipeline.tokenizer.type=bytes",
         f"train.batch_tokens={2 * rounds * small.data * _SEQUENCE}",
         "train.steps=100",

@@ -15,8 +15,8 @@ from danlu.models.transformer import PLACEMENTS, Positions, Transformer
 SHAPE = ModelShape(64, 32, 2, 4, 2, 8, 48, 16, False, 10000.0, 1e-5)
 
 
-def make(shape=SHAPE, dtype=torch.float32):
-    model = Transformer(shape, torch_ops(), dtype)
+def make(shape=SHAPE, dtype=torch.float32, part=None):
+    model = Transformer(shape, torch_ops(), dtype, part)
     model.initialize(lambda name, w, s: w.normal_(0, s * 5, generator=generator(0, name)))
     return model
 
@@ -111,6 +111,19 @@ def test_tied_embeddings_are_one_matrix():
     model = make(tied)
     assert model.lm_head.weight is model.embed_tokens.weight
     assert sum(p.numel() for p in model.parameters()) == tied.parameters
+
+
+def test_the_parts_of_a_model_with_one_matrix_keep_its_names_and_first_weights():
+    tied = ModelShape(64, 32, 2, 4, 2, 8, 48, 16, True, 10000.0, 1e-5)
+    whole = make(tied).state_dict()
+    found = {}
+    for number in (0, 1):
+        part = make(tied, part=[number])
+        assert (part.lm_head is None) == (number == 0)
+        found |= part.state_dict()
+        for name, weight in part.named_parameters():
+            assert torch.equal(weight, whole[name]), name
+    assert found.keys() == whole.keys()
 
 
 @pytest.mark.parametrize("tied", [False, True])

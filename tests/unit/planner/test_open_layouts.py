@@ -8,6 +8,7 @@ from danlu.models.describe import describe
 from danlu.planner.layout import Layout
 from danlu.planner.layouts import degrees, split_layers
 from danlu.planner.plan import Plan
+from danlu.planner.schedule import SCHEDULES
 from danlu.planner.search import make_plan, pin_layout
 
 ARTICLES = {
@@ -137,6 +138,46 @@ def test_zero_shards_what_its_stage_says():
     assert memory[1][gradients] == memory[0][gradients]
     assert memory[2][gradients] < memory[1][gradients]
     assert sum(memory[3].values()) < sum(memory[2].values()) < sum(memory[1].values())
+
+
+TIED = ("model.preset=small", "train.batch_tokens=8192", "precision.format=fp32",
+        "pipeline_parallel.stages=2", "pipeline_parallel.layers=equal")  # fmt: skip
+
+
+def both(*words):
+    """The plan of a model with an embedding and a head, and with one matrix for both."""
+    return [plan(*TIED, *words, f"model.tied_embeddings={tied}") for tied in ("false", "true")]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_matrix_as_embedding_and_head_is_held_once_a_rank(schedule):
+    two, one = both(f"pipeline_parallel.schedule={schedule}", "pipeline_parallel.micro_batches=4")
+    matrix = 4 * one.model.vocab_size * one.model.hidden_size
+    names = {"weights (fp32)": 1, "gradients (fp32)": 1, "optimizer (two fp32 moments)": 2}
+    for rank in (0, 1):
+        saved = matrix if rank == 0 and not one.layout.ends_apart else 0
+        for name, copies in names.items():
+            apart, shared = (made.predicted.ranks_memory[rank][name] for made in (two, one))
+            assert apart - shared == copies * saved, (rank, name)
+
+
+def test_what_zero_gathers_of_it_is_each_stages_own():
+    words = ("pipeline_parallel.schedule=zero_bubble", "data_parallel.degree=2",
+             "zero_optimization.stage=1", "precision.format=bf16")  # fmt: skip
+    two, one = (made.predicted.ranks_memory[0] for made in both(*words))
+    for name in ("gradients (fp32)", "weights in the computing format"):
+        assert one[name] == two[name]
+    assert one["weights (fp32)"] < two["weights (fp32)"]
+
+
+def test_its_gradient_travels_between_the_ends_where_they_are_apart():
+    def sending(made):
+        return made.predicted.seconds["communication"]
+
+    apart = both("pipeline_parallel.schedule=1f1b")
+    assert sending(apart[1]) > sending(apart[0])
+    together = both("pipeline_parallel.schedule=zero_bubble")
+    assert sending(together[1]) == sending(together[0])
 
 
 def test_ranks_hold_the_stages_that_schedules_give_them():
