@@ -74,8 +74,25 @@ FOUR = {
         "tensor_parallel.sequence_parallel=true",
         "pipeline_parallel.stages=2",
     ],
-    "tensor x data": ["tensor_parallel.degree=2", "data_parallel.degree=2"],
-    "pipeline x data": ["pipeline_parallel.stages=2", "data_parallel.degree=2"],
+    "tensor x data": [
+        "tensor_parallel.degree=2",
+        "data_parallel.degree=2",
+        "train.micro_batch=2",
+        "communication.bucket=64KiB",
+    ],
+    "pipeline x data": [
+        "pipeline_parallel.stages=2",
+        "data_parallel.degree=2",
+        "pipeline_parallel.schedule=1f1b",
+        "communication.bucket=64KiB",
+    ],
+    "tied, pipeline x data, zero_bubble": [
+        TIED,
+        "pipeline_parallel.stages=2",
+        "data_parallel.degree=2",
+        "pipeline_parallel.schedule=zero_bubble",
+        "communication.bucket=64KiB",
+    ],
     "pipeline x ZeRO 2, 1f1b": [
         "pipeline_parallel.stages=2",
         "data_parallel.degree=2",

@@ -73,8 +73,7 @@ class CommunicationConfig(Block):
     """What travels between ranks, and how."""
 
     bucket: Bytes = Field(25 * 2**20, ge=2**16)
-    """Gradients are averaged in pieces of this size; with data parallelism alone, while backward
-    still runs."""
+    """Gradients are averaged in pieces of this size, while backward still runs."""
     compression: str = planned("none")
     """Form in which gradients travel."""
 

@@ -1,10 +1,14 @@
 """Gradients over a mesh: averaged over copies, summed over shards of rows, one global norm.
 
+Copies of a model that is itself shared among ranks are averaged piece by piece while the last
+backward still runs, as PyTorch's DistributedDataParallel does where each rank has a whole model.
+
 PyTorch's `clip_grad_norm_` takes gradients of one mesh only. Here each rank adds the squares of
 what it holds, divided by how many ranks hold the same, and one sum over all ranks is the norm.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,18 +17,71 @@ from torch.distributed.tensor import DTensor
 
 from danlu.parallel.mesh import Ranks
 
-__all__ = ["clip_gradients", "combine_gradients"]
+__all__ = ["CopyAverage", "clip_gradients", "combine_gradients"]
+
+
+class CopyAverage:
+    """Averages gradients over copies, each piece as soon as the last backward has filled it.
+
+    The pieces travel in one order on every rank: from the last weights to the first, which is how
+    backward comes by them.
+
+    Args:
+        parts: what backward runs through, one after another: the model, or pipeline stages. A
+            weight may be in two of them.
+        group: the copies.
+        bucket: bytes in which gradients travel.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], group: dist.ProcessGroup, bucket: int) -> None:
+        self._uses: Counter[Tensor] = Counter(
+            weight for part in parts for weight in part.parameters()
+        )
+        weights = list(self._uses)
+        self._group = group
+        self._pieces = list(_pieces(weights[::-1], bucket))
+        self._added: Counter[Tensor] = Counter()
+        self._micro_batches = 0
+        self._underway: list[_Travelling] = []
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(self._on_added)  # type: ignore[no-untyped-call]
+
+    def begin(self, micro_batches: int) -> None:
+        """Before the first backward of a step of so many."""
+        self._micro_batches = micro_batches
+        self._added.clear()
+
+    def finish(self) -> None:
+        """After the last backward: sends what is left, and waits for all of it."""
+        while len(self._underway) < len(self._pieces):
+            self._send()
+        for piece in self._underway:
+            piece.arrive(mean=True)
+        self._underway.clear()
+
+    def _on_added(self, weight: Tensor) -> None:
+        """A backward that is split into two adds without telling; `finish` sends what is left."""
+        self._added[weight] += 1
+        while len(self._underway) < len(self._pieces) and all(
+            self._added[w] == self._uses[w] * self._micro_batches
+            for w in self._pieces[len(self._underway)]
+        ):
+            self._send()
+
+    def _send(self) -> None:
+        piece = self._pieces[len(self._underway)]
+        gradients = [_local(w.grad) for w in piece if w.grad is not None]
+        self._underway.append(_Travelling(gradients, self._group))
 
 
 def combine_gradients(
     model: nn.Module, ranks: Ranks, bucket: int, *, twice: nn.Parameter | None = None
 ) -> None:
-    """After a step's last backward: what backward itself has not exchanged yet.
+    """After a step's last backward, and after copies are averaged: what remains to be added up.
 
-    Gradients of copies are averaged where neither plain data parallelism nor ZeRO did it while
-    backward ran. With sequence parallelism, weights that every tensor-parallel rank has whole have
-    seen its share of the rows only, and their gradients are added up. Last, the first and the last
-    pipeline rank add up the gradients of a weight that both hold: a + b = b + a, to the bit.
+    With sequence parallelism, weights that every tensor-parallel rank has whole have seen its share
+    of the rows only, and their gradients are added up. Last, the first and the last pipeline rank
+    add up the gradients of a weight that both hold: a + b = b + a, to the bit.
 
     Args:
         model: what this rank holds.
@@ -32,13 +89,12 @@ def combine_gradients(
         bucket: bytes in which gradients travel.
         twice: the weight that the first and the last pipeline rank both hold, on these.
     """
-    layout = ranks.layout
-    held = [p for p in model.parameters() if p.grad is not None]
-    if layout.data > 1 and layout.zero == 0 and not layout.plain:
-        _reduce([_local(p.grad) for p in held], ranks.group("data"), bucket, mean=True)
-    if layout.sequence_parallel:
+    if ranks.layout.sequence_parallel:
+        held = [p for p in model.parameters() if p.grad is not None]
         shared = [_local(p.grad) for p in held if not _split(p, "tensor")]
-        _reduce(shared, ranks.group("tensor"), bucket, mean=False)
+        pieces = [_Travelling(p, ranks.group("tensor")) for p in _pieces(shared, bucket)]
+        for piece in pieces:
+            piece.arrive(mean=False)
     if twice is not None:
         _add_other_end(_local(twice.grad), ranks)
 
@@ -91,31 +147,31 @@ def _add_other_end(gradient: Tensor, ranks: Ranks) -> None:
     gradient += other
 
 
-def _reduce(
-    gradients: Sequence[Tensor], group: dist.ProcessGroup, bucket: int, *, mean: bool
-) -> None:
-    """All pieces travel at once; each is put back as it arrives."""
-    underway = []
-    for piece in _pieces(gradients, bucket):
-        flat = torch.cat([g.reshape(-1) for g in piece])
-        underway.append((piece, flat, dist.all_reduce(flat, group=group, async_op=True)))
-    for piece, flat, work in underway:
-        assert work is not None
-        work.wait()
+class _Travelling:
+    """Gradients on their way through a sum over ranks."""
+
+    def __init__(self, gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        self._gradients, self._ranks = gradients, group.size()
+        self._flat = torch.cat([g.reshape(-1) for g in gradients])
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def arrive(self, *, mean: bool) -> None:
+        """Waits, and puts the sums or means back where the gradients were."""
+        assert self._work is not None
+        self._work.wait()
         if mean:
-            flat /= group.size()
-        for gradient, part in zip(
-            piece, torch.split(flat, [g.numel() for g in piece]), strict=True
-        ):
+            self._flat /= self._ranks
+        parts = torch.split(self._flat, [g.numel() for g in self._gradients])
+        for gradient, part in zip(self._gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
-def _pieces(gradients: Sequence[Tensor], bucket: int) -> Iterator[list[Tensor]]:
+def _pieces(tensors: Sequence[Tensor], bucket: int) -> Iterator[list[Tensor]]:
     piece: list[Tensor] = []
     size = 0
-    for gradient in gradients:
-        piece.append(gradient)
-        size += gradient.nbytes
+    for tensor in tensors:
+        piece.append(tensor)
+        size += _local(tensor).nbytes
         if size >= bucket:
             yield piece
             piece, size = [], 0

@@ -422,7 +422,7 @@ def _copies_seconds(
     moved = (layout.data - 1) / layout.data * weights
     width = FORMAT_BYTES[setting.number_format]
     overlap = links.sharded_overlap if layout.zero else links.overlap
-    hidden = overlap if layout.pipeline == 1 and layout.tensor == 1 else 0.0
+    hidden = overlap if layout.pipeline == 1 else 0.0
     if layout.zero == 0:
         return (1 - hidden) * 2 * 4 * moved / (link * links.reduce)
     scatters = micro_batches if layout.zero >= 2 and layout.pipeline == 1 else 1

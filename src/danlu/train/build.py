@@ -23,6 +23,7 @@ from danlu.models.transformer import DIVIDED, PLACEMENTS, Transformer
 from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
 from danlu.parallel import zero
+from danlu.parallel.gradients import CopyAverage
 from danlu.parallel.mesh import Ranks, arrange, fill
 from danlu.parallel.offload import Offload
 from danlu.parallel.pipeline import Pipeline
@@ -47,6 +48,8 @@ class Learner:
             the model that averages gradients over ranks.
         pipeline: what runs a whole step where layers are cut into stages, else None.
         sharded: modules whose weights ZeRO has sharded over ranks.
+        average: what averages gradients over copies of a model that is shared among ranks, where
+            neither `forward` nor ZeRO does.
         twice: the weight that the first and the last pipeline rank both hold, on these, else None.
         optimizer, schedule: the update rule and its learning rate.
         offload: the part of the optimizer's state that lives in a file, or None.
@@ -61,6 +64,7 @@ class Learner:
     forward: nn.Module
     pipeline: Pipeline | None
     sharded: tuple[nn.Module, ...]
+    average: CopyAverage | None
     twice: nn.Parameter | None
     optimizer: torch.optim.AdamW
     offload: Offload | None
@@ -128,6 +132,7 @@ def build(
         forward=_averaged(model, config, ranks, device),
         pipeline=pipeline,
         sharded=sharded,
+        average=_average(segments, config, ranks),
         twice=_twice(model, ranks),
         optimizer=optimizer,
         offload=offload,
@@ -179,6 +184,13 @@ def _segments(model: Transformer, ranks: Ranks) -> dict[int, nn.Module]:
     if layout.pipeline == 1:
         return {0: model}
     return {s: model.segment(layout.layers_of(s)) for s in layout.stage_numbers(ranks.stage)}
+
+
+def _average(segments: dict[int, nn.Module], config: RunConfig, ranks: Ranks) -> CopyAverage | None:
+    layout = ranks.layout
+    if layout.data == 1 or layout.zero or layout.plain:
+        return None
+    return CopyAverage(segments.values(), ranks.group("data"), config.communication.bucket)
 
 
 def _twice(model: Transformer, ranks: Ranks) -> nn.Parameter | None:

@@ -96,6 +96,8 @@ def forward_backward(
     layout = learner.plan.layout
     scale = layout.data / learner.plan.batch_tokens
     moved = [on_device(batch, learner.device.torch) for batch in batches]
+    if learner.average is not None:
+        learner.average.begin(len(moved))
     if learner.pipeline is not None:
         total = learner.pipeline.run(moved, scale)
     else:
@@ -109,6 +111,8 @@ def forward_backward(
                 learner.device.synchronize()
                 balancer.add(time.perf_counter() - began)
             total += loss.detach()
+    if learner.average is not None:
+        learner.average.finish()
     combine_gradients(learner.model, learner.ranks, learner.bucket, twice=learner.twice)
     return total / (layout.data * layout.tensor)
 
