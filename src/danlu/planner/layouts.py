@@ -246,8 +246,9 @@ def _scheduled(
         if isinstance(config.layers, tuple):
             if error := _wrong_cut(config.layers, shape.layers, base.pipeline, name):
                 yield error
-                continue
-            chunks = len(config.layers) // base.pipeline
+            else:
+                yield replace(base, schedule=name, stages=config.layers)
+            continue
         count = chunks * base.pipeline
         if count > shape.layers:
             yield ConfigError(
@@ -256,21 +257,32 @@ def _scheduled(
                 "Use 1f1b, or fewer pipeline_parallel.stages.",
             )
             continue
-        if isinstance(config.layers, tuple):
-            sizes = config.layers
-        elif config.layers == "equal":
-            sizes = equal(shape.layers, count)
-        else:
-            seconds = [
-                sum(
-                    layer_seconds(
-                        cost, base, setting, shape.sequence_length, split=_is_split(i, base)
-                    ).values()
-                )
-                for i, cost in enumerate(layers)
-            ]
-            sizes = _balanced(tuple(seconds), its.owners(base.pipeline, chunks))
-        yield replace(base, schedule=name, stages=tuple(sizes))
+        more = [2 * chunks] if its.more_chunks and 2 * count <= shape.layers else []
+        for wanted in (chunks, *more):
+            sizes = _cut(config, shape, layers, base, setting, its.owners(base.pipeline, wanted))
+            yield replace(base, schedule=name, stages=sizes)
+
+
+def _cut(
+    config: PipelineParallelConfig,
+    shape: ModelShape,
+    layers: Sequence[LayerCost],
+    base: Layout,
+    setting: Setting,
+    owners: Sequence[int],
+) -> tuple[int, ...]:
+    """The layers of each stage: equally many, or by their predicted seconds."""
+    if config.layers == "equal":
+        return equal(shape.layers, len(owners))
+    seconds = [
+        sum(
+            layer_seconds(
+                cost, base, setting, shape.sequence_length, split=_is_split(i, base)
+            ).values()
+        )
+        for i, cost in enumerate(layers)
+    ]
+    return _balanced(tuple(seconds), tuple(owners))
 
 
 @lru_cache(maxsize=1024)
