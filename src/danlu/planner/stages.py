@@ -85,12 +85,10 @@ def cut_per_rank(
     if len(set(owners)) == len(owners):
         return sizes
 
-    def burden_of(sizes: tuple[int, ...]) -> _Burden:
-        return _burden(stage_costs(costs, sizes, first=first, last=last, paces=by_stage), owners)
-
-    best = burden_of(sizes)
+    cost = _Costs(costs, first, last, by_stage or [1.0] * len(owners))
+    best = _burden(cost.of(sizes), owners)
     while True:
-        moved = [(burden_of(candidate), candidate) for candidate in _moves(sizes)]
+        moved = [(_burden(cost.of(other), owners), other) for other in _moves(sizes)]
         burden, candidate = min(moved, default=(best, sizes))
         if not _less(burden, best):
             return sizes
@@ -106,11 +104,7 @@ def stage_costs(
     paces: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """The cost of each stage of a cut, times its pace."""
-    ends = accumulate(sizes, initial=0)
-    sums = [sum(costs[start:end]) for start, end in pairwise(ends)]
-    sums[0] += first
-    sums[-1] += last
-    return tuple(c * p for c, p in zip(sums, paces or [1.0] * len(sums), strict=True))
+    return _Costs(costs, first, last, paces or [1.0] * len(sizes)).of(sizes)
 
 
 def rank_costs(stages: Sequence[float], owners: Sequence[int]) -> tuple[float, ...]:
@@ -142,55 +136,79 @@ class _Costs:
         cost = self._before[end] - self._before[start] + self._extra[stage]
         return cost * self._paces[stage]
 
-    def starts(self, stage: int) -> range:
-        """Where a stage can begin, leaving one layer for every other."""
-        if stage == 0:
-            return range(1)
-        return range(stage, self.layers - self.stages + stage + 1)
+    def of(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """The cost of each stage of a cut."""
+        ends = pairwise(accumulate(sizes, initial=0))
+        return tuple(self(stage, start, end) for stage, (start, end) in enumerate(ends))
 
-    def ends(self, stage: int, start: int) -> range:
-        """Where a stage that begins at `start` can end."""
-        if stage == self.stages - 1:
-            return range(self.layers, self.layers + 1)
-        return range(start + 1, self.layers - self.stages + stage + 2)
+    def furthest(self, largest: float) -> list[int] | None:
+        """Where each stage ends if all take as many layers as cost no more than `largest`.
+
+        None where that is not enough for all layers, or a stage has none.
+        """
+        ends, start = [], 0
+        for stage in range(self.stages):
+            end, most = start, self.layers - self.stages + stage + 1  # leaves one for every other
+            while end < most and self(stage, start, end + 1) <= largest:
+                end += 1
+            if end == start:
+                return None
+            ends.append(end)
+            start = end
+        return ends if start == self.layers else None
+
+    def nearest(self, largest: float) -> list[int]:
+        """Where each stage starts if all, from the last one on, take as many as `furthest`."""
+        starts, end = [0] * self.stages, self.layers
+        for stage in reversed(range(self.stages)):
+            start = end
+            while start > stage and self(stage, start - 1, end) <= largest:
+                start -= 1
+            starts[stage] = end = start
+        return starts
 
 
 def _least_largest(cost: _Costs) -> float:
-    """The least possible cost of the most expensive stage."""
-    after = {cost.layers: 0.0}
-    for stage in reversed(range(cost.stages)):
-        after = {
-            start: min(max(cost(stage, start, end), after[end]) for end in cost.ends(stage, start))
-            for start in cost.starts(stage)
-        }
-    return after[0]
+    """The least possible cost of the most expensive stage, to twelve digits."""
+    low, high = 0.0, max(cost(stage, 0, cost.layers) for stage in range(cost.stages))
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if cost.furthest(middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _most_even(cost: _Costs, largest: float) -> tuple[int, ...]:
     """The cut with the least sum of squares among those without a stage above `largest`."""
-    tables = [{cost.layers: 0.0}]  # of a stage: start -> least sum of squares from there on
+    furthest = cost.furthest(largest)
+    assert furthest is not None, "no cut is that cheap"
+    # A stage can start no later than where the one before ends at most, and no earlier than what
+    # the others behind it can take.
+    earliest, latest = cost.nearest(largest), [0, *furthest[:-1]]
+    starts = [range(a, b + 1) for a, b in zip(earliest, latest, strict=True)]
+    starts[0] = range(1)
+    ends = [*starts[1:], range(cost.layers, cost.layers + 1)]
 
     def square(stage: int, start: int, end: int) -> float:
-        here = cost(stage, start, end)
+        here = cost(stage, start, end) if end > start else float("inf")
         return here * here if here <= largest else float("inf")
 
+    after = {cost.layers: 0.0}
+    tables = [after]  # of a stage: start -> least sum of squares from there on
     for stage in reversed(range(cost.stages)):
-        after = tables[0]
-        tables.insert(
-            0,
-            {
-                start: min(
-                    square(stage, start, end) + after[end] for end in cost.ends(stage, start)
-                )
-                for start in cost.starts(stage)
-            },
-        )
+        after = {
+            start: min(square(stage, start, end) + after[end] for end in ends[stage])
+            for start in starts[stage]
+        }
+        tables.insert(0, after)
     sizes, start = [], 0
     for stage in range(cost.stages):
         least = tables[stage][start] * (1 + _TOLERANCE)
         end = max(
             end
-            for end in cost.ends(stage, start)
+            for end in ends[stage]
             if square(stage, start, end) + tables[stage + 1][end] <= least
         )
         sizes.append(end - start)
