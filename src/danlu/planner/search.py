@@ -303,9 +303,11 @@ def _choose_compile(draft: Draft) -> None:
     least = least_micro_batches(draft.config, draft.layout)
     size = draft.batch_sequences / (draft.layout.data * least)
     seconds = draft.steps * draft.cost(draft.layout, size, least).total
-    pays = seconds > _COMPILE_PAYS_SECONDS[draft.kind]
+    least_seconds = _COMPILE_PAYS_SECONDS[draft.kind]
+    pays = seconds > least_seconds
     draft.compiled = pays if wanted == "auto" else wanted
-    reason = f"a run of {format_duration(seconds)} {'pays' if pays else 'does not pay'} it back"
+    limit = format_duration(least_seconds)
+    reason = f"pays in runs of more than {limit}" + ("" if pays else ", which this is not")
     draft.decide("kernels.compile", draft.compiled, reason if wanted == "auto" else "configured")
 
 
