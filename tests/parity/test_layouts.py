@@ -44,6 +44,26 @@ TWO = {
         "tensor_parallel.sequence_parallel=true",
         "memory.recompute=full",
     ],
+    **{
+        f"{name}, selective": ["memory.recompute=selective", *words]
+        for name, words in {
+            "data": ["data_parallel.degree=2"],
+            "ZeRO 3, offload 0": [
+                "data_parallel.degree=2",
+                "zero_optimization.stage=3",
+                "train.micro_batch=2",
+            ],
+            "pipeline, zero_bubble": [
+                "pipeline_parallel.stages=2",
+                "pipeline_parallel.schedule=zero_bubble",
+                "pipeline_parallel.micro_batches=4",
+            ],
+            "tensor, whole rows": [
+                "tensor_parallel.degree=2",
+                "tensor_parallel.sequence_parallel=false",
+            ],
+        }.items()
+    },
     "data, dealt by speed": [
         "data_parallel.degree=2",
         "data_parallel.balance=true",
@@ -152,6 +172,15 @@ def test_in_bf16_they_do_within_its_rounding(name, one, two):
     wanted = one["one, bf16"]["curve"]
     for (loss, _), (other, _) in zip(two[name]["curve"], wanted, strict=True):
         assert loss == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in TWO if name.endswith("selective")])
+def test_selective_recompute_changes_no_bit(name, two):
+    kept = two[name.removesuffix(", selective")]
+    assert two[name]["layout"]["recompute"] == "selective"
+    assert two[name]["curve"] == kept["curve"]
+    for key, weight in kept["weights"].items():
+        assert torch.equal(two[name]["weights"][key], weight), key
 
 
 def test_a_slow_rank_is_dealt_less(two):

@@ -75,7 +75,8 @@ class LayerCost:
         saved_elements: activation elements kept for backward, per token (times the format's bytes).
         traffic_elements: elements read and written outside matrix products, forward and backward,
             per token.
-        split_saved, split_traffic: of these, what tensor-parallel ranks share.
+        cheap_elements: of the saved ones, those that element-wise operations give again.
+        split_saved, split_traffic, split_cheap: of these, what tensor-parallel ranks share.
     """
 
     name: str
@@ -86,6 +87,8 @@ class LayerCost:
     traffic_elements: float
     split_saved: float = 0.0
     split_traffic: float = 0.0
+    cheap_elements: float = 0.0
+    split_cheap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = [
     "Efficiency",
     "Setting",
     "StepCost",
+    "cheap_elements",
     "efficiency",
     "layer_seconds",
     "rank_parameters",
@@ -69,6 +70,7 @@ published utilisations (torchtitan: 33-39 % of the H100's peak end to end), not 
 
 _OPTIMIZER_BYTES = 4 * (4 + 3)  # read weight, gradient, two moments; write weight and moments
 _GRADIENT_PASSES_BYTES = 4 * 3  # set to zero, norm, clip
+_CHEAP_TRAFFIC = 3  # elements read and written for one of SwiGLU; a norm's takes two
 
 
 def efficiency(device: DeviceFacts, backend: str, *, compiled: bool) -> Efficiency:
@@ -279,10 +281,12 @@ def layer_seconds(
     filled = reached.products * narrow / (narrow + reached.half_width)
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     elements = cost.split_traffic * share + (cost.traffic_elements - cost.split_traffic) * rows
+    if layout.recompute == "selective":
+        elements += _CHEAP_TRAFFIC * cheap_elements(cost, layout, split=split)
     traffic = micro_tokens * elements * size * reached.traffic
     casts = cost.parameters * share * 16 if size < 4 else 0.0
-    again = layout.recompute and cost.attention_flops > 0  # one forward pass more, of blocks
-    passes = 4 if again else 3
+    again = layout.recompute == "full" and cost.attention_flops > 0
+    passes = 4 if again else 3  # one forward pass more, of blocks
     sending = _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0
     return {
         "matrix products": passes * micro_tokens * cost.forward_flops * share / (peak * filled),
@@ -295,6 +299,16 @@ def layer_seconds(
         "communication": sending * (1.5 if again else 1.0),
         "overhead": reached.overhead_seconds * passes / 3,
     }
+
+
+def cheap_elements(cost: LayerCost, layout: Layout, *, split: bool) -> float:
+    """Saved elements of a layer, a token, that selective recompute does not keep on a rank.
+
+    Where ranks share the rows, the next product saves a norm's output as it was gathered.
+    """
+    gathered = split and layout.sequence_parallel
+    norms = 0.0 if gathered else cost.cheap_elements - cost.split_cheap
+    return norms + cost.split_cheap / (layout.tensor if split else 1)
 
 
 def _micro_batch(
@@ -312,7 +326,7 @@ def _micro_batch(
 def stage_cost(parts: Mapping[str, float], *, recompute: bool = False) -> StageCost:
     """A stage's passes from its parts: backward is twice forward, half of it for the weights.
 
-    With `recompute`, backward for the inputs begins with a forward pass.
+    With `recompute` of whole layers, backward for the inputs begins with a forward pass.
     """
     products, sending = parts["matrix products"], parts["communication"]
     rest = sum(parts.values()) - products - sending
@@ -332,7 +346,7 @@ def _pipeline(
     micro_batches: int,
 ) -> tuple[Timeline, float]:
     """The simulated step and its seconds. A long step's middle repeats, and is counted, not run."""
-    costs = [stage_cost(parts, recompute=layout.recompute) for parts in stages]
+    costs = [stage_cost(parts, recompute=layout.recompute == "full") for parts in stages]
     size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
     if layout.sequence_parallel:
         size /= layout.tensor

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
-from danlu.planner.cost import FORMAT_BYTES, rank_parameters, stage_layers
+from danlu.planner.cost import FORMAT_BYTES, cheap_elements, rank_parameters, stage_layers
 from danlu.planner.layout import Layout
 from danlu.planner.schedule import order, peak_activations
 
@@ -42,8 +42,12 @@ def memory_bytes(
     pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
     kept = micro_tokens * width * (1.0 if backend == "native" else 1.9)
     saved = [kept * sum(_saved(cost, layout, split=s) for cost, s in piece) for piece in pieces]
-    if layout.recompute:  # one layer at a time has all of them
-        whole = replace(layout, recompute=False)
+    if layout.recompute == "selective":
+        for stage, piece in enumerate(pieces):
+            cheap = sum(cheap_elements(cost, layout, split=s) for cost, s in piece)
+            saved[stage] -= micro_tokens * width * cheap
+    if layout.recompute == "full":  # one layer at a time has all of them
+        whole = replace(layout, recompute="none")
         most = kept * max(_saved(cost, whole, split=s) for piece in pieces for cost, s in piece)
     else:
         most = 0.0
@@ -81,7 +85,7 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     share = 1 / layout.tensor if split else 1.0
     whole = cost.saved_elements - cost.split_saved
-    if layout.recompute and cost.attention_flops:  # the residual stream and the last branch
+    if layout.recompute == "full" and cost.attention_flops:  # residual stream and last branch
         return whole / 2 * rows
     # Half of it are the inputs of split products, which are kept as they were gathered.
     gathered = 0.5 if split and cost.attention_flops else 0.0

@@ -19,6 +19,7 @@ from danlu.hardware.comm import Comm
 from danlu.hardware.device import Device, open_device
 from danlu.hardware.seed import generator
 from danlu.kernels.dispatch import Ops, choose_ops, torch_ops
+from danlu.kernels.recompute import selective_ops
 from danlu.models.transformer import DIVIDED, PLACEMENTS, Transformer
 from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
@@ -143,13 +144,15 @@ def build_model(plan: Plan, ops: Ops, device: torch.device, ranks: Ranks) -> Tra
     if layout.pipeline > 1:
         part = [i for s in layout.stage_numbers(ranks.stage) for i in layout.layers_of(s)]
     sequence = layout.sequence_parallel
+    if layout.recompute == "selective":
+        ops = selective_ops(ops, compiled=plan.compile)
     if layout.tensor > 1:
         ops = split_ops(ops, ranks.axis("tensor"), sequence_parallel=sequence)
     if layout.zero:
         ops = zero.gathered_ops(ops)
     with device if layout.plain else torch.device("cpu"):
         model = Transformer(plan.model, ops, dtype, part)
-    model.recompute = layout.recompute
+    model.recompute = layout.recompute == "full"
     if layout.tensor > 1:
         split_model(
             model,
