@@ -15,7 +15,6 @@ import danlu
 from benchmarks.results import ROOT, table
 from danlu.base.units import format_bytes, format_duration
 from danlu.hardware.comm import Comm
-from danlu.hardware.device import probe
 from danlu.train.build import build
 from danlu.train.measure import time_steps
 
@@ -54,7 +53,6 @@ def main() -> None:
     if options.only:
         print(json.dumps(measure(options.only, options.steps)))
         return
-    probe("cpu", fresh=True)
     found: dict[str, list[dict[str, float]]] = {choice: [] for choice in CHOICES}
     for _ in range(options.repeats):
         for choice in CHOICES:

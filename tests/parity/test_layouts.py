@@ -28,6 +28,17 @@ TWO = {
         for stage in (1, 2, 3)
         for share in (0, 0.5)
     },
+    "tensor, host memory": [
+        "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
+        "zero_optimization.offload_ratio=1",
+    ],
+    "ZeRO 3, host memory": [
+        "data_parallel.degree=2",
+        "zero_optimization.stage=3",
+        "zero_optimization.offload_ratio=0.5",
+        "train.micro_batch=2",
+    ],
     "data, recompute": ["data_parallel.degree=2", "memory.recompute=full"],
     "ZeRO 3, recompute": [
         "data_parallel.degree=2",
@@ -132,9 +143,11 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(one, tmp_path_factory):
     names = ("tensor", "pipeline, zero_bubble", "ZeRO 3, offload 0.5")
+    host = "ZeRO 3, host memory"
     return layouts.run(
         2, TWO, tmp_path_factory.mktemp("two"),
-        reshard=[("one", name) for name in names] + [("tensor", names[1]), (names[1], names[2])],
+        reshard=[("one", name) for name in names]
+        + [("tensor", names[1]), (names[1], names[2]), (names[1], host), (host, "tensor")],
         sources={"one": one["folder"] / "one"},
     )  # fmt: skip
 
@@ -183,6 +196,16 @@ def test_selective_recompute_changes_no_bit(name, two):
         assert torch.equal(two[name]["weights"][key], weight), key
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("tensor, host memory", "tensor"), ("ZeRO 3, host memory", "ZeRO 3, offload 0")],
+)
+def test_moments_in_host_memory_change_no_bit(name, kept, two):
+    assert two[name]["curve"] == two[kept]["curve"]
+    for key, weight in two[kept]["weights"].items():
+        assert torch.equal(two[name]["weights"][key], weight), key
+
+
 def test_a_slow_rank_is_dealt_less(two):
     assert two["data"]["shares"][0] == two["data"]["shares"][1]
     assert two["data, dealt by speed"]["shares"] == [6, 2]
@@ -196,7 +219,7 @@ def test_zero_halves_the_optimizers_state_on_two_ranks(stage, two):
 
 def test_checkpoints_go_on_in_any_other_layout(one, two):
     found = {name: r for name, r in two.items() if "->" in name}
-    assert len(found) == 5
+    assert len(found) == 7
     for name, result in found.items():
         for (loss, _), (wanted, _) in zip(result["curve"], one["one"]["curve"][10:], strict=False):
             assert loss == pytest.approx(wanted, rel=1e-5), name

@@ -244,10 +244,20 @@ def step_cost(
     parts["communication"] += sending
     parts["optimizer"] = kept * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / setting.bandwidth
     if layout.offload:
-        parts["offload"] = 16 * layout.offload * kept / (setting.bandwidth / 8)
+        parts["offload"] = _offload_seconds(kept, parts["optimizer"], layout, setting)
     if layout.pipeline > 1:
         parts["bubble"] = idle
     return StepCost(parts, timeline)
+
+
+def _offload_seconds(kept: float, update: float, layout: Layout, setting: Setting) -> float:
+    """Seconds that an update of `kept` weights waits for moments that are elsewhere."""
+    moved = 8 * layout.offload * kept
+    if setting.cluster.device.kind == "cpu":  # a file's pages, in and out
+        return 2 * moved / (setting.bandwidth / 8)
+    # In and out at once, while neighbours are updated.
+    travel = moved / (setting.cluster.device.host_bandwidth * setting.links.gather)
+    return max(0.0, travel - update)
 
 
 def stage_layers(

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
+from danlu.base.facts import (
+    LOSS_PIECE_BYTES,
+    LOSS_PIECE_ROWS,
+    OFFLOAD_PIECE_BYTES,
+    OFFLOAD_PIECES,
+    LayerCost,
+    ModelShape,
+)
 from danlu.planner.cost import FORMAT_BYTES, cheap_elements, rank_parameters, stage_layers
 from danlu.planner.layout import Layout
 from danlu.planner.schedule import order, peak_activations
@@ -71,7 +78,7 @@ def memory_bytes(
                       for s in mine for i in range(len(pieces[s])))  # fmt: skip
         last = max(mine) == len(pieces) - 1
         table.append(
-            _state_bytes(weights, largest, layout, width)
+            _state_bytes(weights, largest, layout, width, kind)
             | {
                 "activations": int(held[rank] + most),
                 "logits and the head's gradient": int(head) if last else 0,
@@ -92,7 +99,9 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     return cost.split_saved * share + whole * (gathered + (1 - gathered) * rows)
 
 
-def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> dict[str, int]:
+def _state_bytes(
+    weights: float, largest: float, layout: Layout, width: int, kind: str
+) -> dict[str, int]:
     """Weights, gradients and optimizer state of a rank (ZeRO: arXiv 1910.02054, section 5)."""
     copies = layout.data if layout.zero else 1
     working = 0.0 if width == 4 else width * weights
@@ -106,9 +115,11 @@ def _state_bytes(weights: float, largest: float, layout: Layout, width: int) -> 
     if layout.zero >= 2 and layout.pipeline == 1:
         gradients = 4 * (weights / copies + min(largest, weights))
     moments = 8 * weights / copies
+    away = layout.offload * moments
+    passing = 2 * OFFLOAD_PIECES * OFFLOAD_PIECE_BYTES if kind == "cuda" else 0
     return {
         "weights (fp32)": int(4 * weights / copies),
         "gradients (fp32)": int(gradients),
-        "optimizer (two fp32 moments)": int(moments * (1 - layout.offload)),
+        "optimizer (two fp32 moments)": int(moments - away + min(passing, away)),
         "weights in the computing format": int(working),
     }

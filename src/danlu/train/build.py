@@ -25,7 +25,7 @@ from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
 from danlu.parallel import zero
 from danlu.parallel.mesh import Ranks, arrange, fill
-from danlu.parallel.offload import Offload
+from danlu.parallel.offload import FileOffload, HostOffload, Offload
 from danlu.parallel.pipeline import Pipeline
 from danlu.parallel.tensor import split_model, split_ops
 from danlu.planner.layout import Layout
@@ -49,7 +49,7 @@ class Learner:
         pipeline: what runs a whole step where layers are cut into stages, else None.
         sharded: modules whose weights ZeRO has sharded over ranks.
         optimizer, schedule: the update rule and its learning rate.
-        offload: the part of the optimizer's state that lives in a file, or None.
+        offload: the part of the optimizer's state that lives off the device, or None.
         clip: largest global gradient norm, or None.
         bucket: bytes in which gradients travel.
     """
@@ -112,11 +112,6 @@ def build(
     if plan.layout.pipeline > 1:
         pipeline = Pipeline(segments, ranks, plan.accumulation, device.torch)
     optimizer = build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate)
-    offload = None
-    if plan.layout.offload:
-        file = scratch / f"optimizer-{comm.rank}"
-        with explain_disk_full(scratch, "Make room, or lower zero_optimization.offload_ratio."):
-            offload = Offload(optimizer, plan.layout.offload, file)
     return Learner(
         plan=plan,
         ranks=ranks,
@@ -126,7 +121,9 @@ def build(
         pipeline=pipeline,
         sharded=sharded,
         optimizer=optimizer,
-        offload=offload,
+        offload=_offload(
+            optimizer, plan.layout.offload, device, scratch / f"optimizer-{comm.rank}"
+        ),
         schedule=_schedule(config, plan),
         clip=config.optimizer.gradient_clip,
         bucket=config.communication.bucket,
@@ -199,6 +196,17 @@ def _averaged(model: Transformer, config: RunConfig, ranks: Ranks, device: Devic
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,  # they are tables that never change
     )
+
+
+def _offload(
+    optimizer: torch.optim.AdamW, share: float, device: Device, file: Path
+) -> Offload | None:
+    if not share:
+        return None
+    if device.kind != "cpu":
+        return HostOffload(optimizer, share, device.torch)
+    with explain_disk_full(file.parent, "Make room, or lower zero_optimization.offload_ratio."):
+        return FileOffload(optimizer, share, file)
 
 
 def _schedule(config: RunConfig, plan: Plan) -> Schedule:

@@ -2,8 +2,9 @@ import pytest
 from test_plan import LAPTOP, plan
 
 from danlu.base.errors import ConfigError
+from danlu.base.facts import OFFLOAD_PIECE_BYTES, OFFLOAD_PIECES
 from danlu.config.load import load
-from danlu.hardware.cluster import parse_cluster
+from danlu.hardware.cluster import DEVICES, parse_cluster
 from danlu.models.describe import describe
 from danlu.planner.layout import Layout
 from danlu.planner.layouts import degrees, split_layers
@@ -178,3 +179,21 @@ def test_gathered_inputs_of_split_layers_are_kept_by_selective_recompute():
     layer = describe(load(None, "model.preset=small").model.shape(8192))[1]
     norms, swiglu = 2 * 256, layer.split_cheap / 2
     assert saved["true"] / saved["false"] == pytest.approx(swiglu / (norms + swiglu), rel=0.01)
+
+
+def test_moments_off_a_gpu_leave_room_for_pieces_and_cost_what_the_link_takes():
+    words = ("model.preset=1b", "train.steps=10")
+    parts = {}
+    for share in (0.0, 0.5, 1.0):
+        made = plan(
+            *words, f"zero_optimization.offload_ratio={share}", cluster=parse_cluster("1xh100")
+        )
+        moments = made.predicted.memory["optimizer (two fp32 moments)"]
+        parts[share] = (moments, made.predicted.seconds.get("offload"))
+    weights, update = made.parameters, made.predicted.seconds["optimizer"]
+    pieces = 2 * OFFLOAD_PIECES * OFFLOAD_PIECE_BYTES
+    assert [parts[s][0] for s in parts] == [8 * weights, 4 * weights + pieces, pieces]
+    link = 0.8 * DEVICES["h100"].host_bandwidth
+    assert parts[0.0][1] is None
+    assert parts[0.5][1] == pytest.approx(4 * weights / link - update)
+    assert parts[1.0][1] == pytest.approx(8 * weights / link - update)
