@@ -8,6 +8,7 @@ of names), `targets` and `checkpoints`.
 import json
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -18,6 +19,7 @@ from danlu.config.load import load
 from danlu.data.corpus import Corpus
 from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import join_ranks
+from danlu.parallel.offload import HostOffload
 from danlu.train.balance import Balancer
 from danlu.train.build import build, build_loader, document_end
 from danlu.train.evaluate import evaluate
@@ -25,13 +27,22 @@ from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
 
 
+def in_host_memory(optimizer, share, _file):
+    """As on a GPU, in pieces of a few hundred weights."""
+    return HostOffload(optimizer, share, torch.device("cpu"), piece_bytes=1024)
+
+
 class Trial:
     """A layout in training."""
 
-    def __init__(self, words, comm, corpus, scratch, slow=0.0):
+    def __init__(self, words, comm, corpus, scratch, slow=0.0, host_memory=False):
         self.config = load(None, *words)
         self.plan = plan_run(self.config, local_cluster(), world=comm.world)
-        self.learner = build(self.config, self.plan, comm, scratch=scratch, note=print)
+        if host_memory:
+            with patch("danlu.train.build.FileOffload", in_host_memory):
+                self.learner = build(self.config, self.plan, comm, scratch=scratch, note=print)
+        else:
+            self.learner = build(self.config, self.plan, comm, scratch=scratch, note=print)
         self.comm, self.corpus, self.done, self.slow = comm, corpus, 0, slow
         self.loader = build_loader(self.config, self.plan, corpus, self.learner.ranks, position=0)
 
@@ -71,7 +82,7 @@ def main(task):
     results = {}
     for name, words in task["layouts"].items():
         slow = float(comm.rank == comm.world - 1)  # as the balancer sees it: one second slower
-        trial = Trial(words, comm, corpus, out, slow)
+        trial = Trial(words, comm, corpus, out, slow, name.endswith("host memory"))
         half = task["steps"] // 2
         curve = trial.train(half)
         store = CheckpointStore(out / name, comm, keep=1, warn=print)
@@ -95,7 +106,8 @@ def main(task):
         }
         trial.close()
     for source, target in task.get("reshard", ()):
-        trial = Trial(task["targets"][target], comm, corpus, out)
+        words, host_memory = task["targets"][target], target.endswith("host memory")
+        trial = Trial(words, comm, corpus, out, host_memory=host_memory)
         path = Path(task.get("checkpoints", {}).get(source, out / source))
         store = CheckpointStore(path, comm, keep=1, warn=print)
         facts = store.load(store.newest(), trial.learner.model, trial.learner.optimizer)

@@ -29,6 +29,17 @@ TWO = {
         for stage in (1, 2, 3)
         for share in (0, 0.5)
     },
+    "tensor, host memory": [
+        "tensor_parallel.degree=2",
+        "tensor_parallel.sequence_parallel=true",
+        "zero_optimization.offload_ratio=1",
+    ],
+    "ZeRO 3, host memory": [
+        "data_parallel.degree=2",
+        "zero_optimization.stage=3",
+        "zero_optimization.offload_ratio=0.5",
+        "train.micro_batch=2",
+    ],
     "data, recompute": ["data_parallel.degree=2", "memory.recompute=full"],
     "ZeRO 3, recompute": [
         "data_parallel.degree=2",
@@ -45,6 +56,26 @@ TWO = {
         "tensor_parallel.sequence_parallel=true",
         "memory.recompute=full",
     ],
+    **{
+        f"{name}, selective": ["memory.recompute=selective", *words]
+        for name, words in {
+            "data": ["data_parallel.degree=2"],
+            "ZeRO 3, offload 0": [
+                "data_parallel.degree=2",
+                "zero_optimization.stage=3",
+                "train.micro_batch=2",
+            ],
+            "pipeline, zero_bubble": [
+                "pipeline_parallel.stages=2",
+                "pipeline_parallel.schedule=zero_bubble",
+                "pipeline_parallel.micro_batches=4",
+            ],
+            "tensor, whole rows": [
+                "tensor_parallel.degree=2",
+                "tensor_parallel.sequence_parallel=false",
+            ],
+        }.items()
+    },
     "data, dealt by speed": [
         "data_parallel.degree=2",
         "data_parallel.balance=true",
@@ -158,10 +189,12 @@ def one(tmp_path_factory):
 def two(one, tmp_path_factory):
     names = ("tensor", "pipeline, zero_bubble", "ZeRO 3, offload 0.5")
     tied = [f"tied, pipeline, {name}" for name in ("1f1b", "zero_bubble")]
+    host = "ZeRO 3, host memory"
     return layouts.run(
         2, TWO, tmp_path_factory.mktemp("two"),
         reshard=[
             *(("one", name) for name in names), ("tensor", names[1]), (names[1], names[2]),
+            (names[1], host), (host, "tensor"),
             ("one, tied", tied[0]), (tied[0], tied[0]), (tied[0], tied[1]),
         ],
         sources={name: one["folder"] / name for name in ("one", "one, tied")},
@@ -209,6 +242,25 @@ def test_in_bf16_they_do_within_its_rounding(name, one, two):
         assert loss == pytest.approx(other, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", [name for name in TWO if name.endswith("selective")])
+def test_selective_recompute_changes_no_bit(name, two):
+    kept = two[name.removesuffix(", selective")]
+    assert two[name]["layout"]["recompute"] == "selective"
+    assert two[name]["curve"] == kept["curve"]
+    for key, weight in kept["weights"].items():
+        assert torch.equal(two[name]["weights"][key], weight), key
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("tensor, host memory", "tensor"), ("ZeRO 3, host memory", "ZeRO 3, offload 0")],
+)
+def test_moments_in_host_memory_change_no_bit(name, kept, two):
+    assert two[name]["curve"] == two[kept]["curve"]
+    for key, weight in two[kept]["weights"].items():
+        assert torch.equal(two[name]["weights"][key], weight), key
+
+
 def test_a_slow_rank_is_dealt_less(two):
     assert two["data"]["shares"][0] == two["data"]["shares"][1]
     assert two["data, dealt by speed"]["shares"] == [6, 2]
@@ -222,7 +274,7 @@ def test_zero_halves_the_optimizers_state_on_two_ranks(stage, two):
 
 def test_checkpoints_go_on_in_any_other_layout(one, two):
     found = {name: r for name, r in two.items() if "->" in name}
-    assert len(found) == 8
+    assert len(found) == 10
     for name, result in found.items():
         wanted_curve = one[alone(name)]["curve"][10:13]
         for (loss, _), (wanted, _) in zip(result["curve"], wanted_curve, strict=True):

@@ -39,7 +39,7 @@ def good(tmp_path_factory):
         ("train.stesp=3", "train.stesp: there is no such key. Did you mean steps?"),
         ("train.steps=soon", "train.steps: 'soon' is not understood"),
         ("model.heads=7", "model.heads: 7 does not divide hidden_size 96."),
-        ("memory.recompute=selective", "memory.recompute: selective is not available yet"),
+        ("precision.format=fp8", "precision.format: fp8 is not available yet"),
         ("tensor_parallel.degree=2", "degree: 2 does not divide 3 heads"),
         ("tensor_parallel.split_layers=[9]", "split_layers: there is no layer 9. Use numbers"),
         ("pipeline_parallel.stages=99", "pipeline_parallel.stages: 99 stages are more than"),

@@ -12,6 +12,8 @@ from typing import Any, Self
 __all__ = [
     "LOSS_PIECE_BYTES",
     "LOSS_PIECE_ROWS",
+    "OFFLOAD_PIECES",
+    "OFFLOAD_PIECE_BYTES",
     "ClusterFacts",
     "DataFacts",
     "DeviceFacts",
@@ -25,6 +27,10 @@ LOSS_PIECE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 2**25, "cuda": 2*
 """Logits that exist at once, by kind of device: what the loss computes and the planner counts."""
 LOSS_PIECE_ROWS = 512
 """Fewest tokens of such a piece, whatever the vocabulary."""
+OFFLOAD_PIECE_BYTES = 2**26
+"""Of each of the two moments that a GPU fetches from CPU memory at once."""
+OFFLOAD_PIECES = 3
+"""Such pieces on the GPU: one coming, one in its update, one going."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ class LayerCost:
         saved_elements: activation elements kept for backward, per token (times the format's bytes).
         traffic_elements: elements read and written outside matrix products, forward and backward,
             per token.
-        split_saved, split_traffic: of these, what tensor-parallel ranks share.
+        cheap_elements: of the saved ones, those that element-wise operations give again.
+        split_saved, split_traffic, split_cheap: of these, what tensor-parallel ranks share.
         tied_parameters: of the embedding's weights, those that it uses too; where the embedding is
             on another rank they are held once more.
     """
@@ -88,6 +95,8 @@ class LayerCost:
     traffic_elements: float
     split_saved: float = 0.0
     split_traffic: float = 0.0
+    cheap_elements: float = 0.0
+    split_cheap: float = 0.0
     tied_parameters: int = 0
 
 
@@ -102,6 +111,7 @@ class DeviceFacts:
         peak_flops: matrix-product FLOP/s by format (`fp32`, `bf16`, `fp16`, `fp8`); a format that
             is absent is not supported.
         bandwidth: bytes/s, read plus written, of a large copy.
+        host_bandwidth: bytes/s, one direction, between a GPU and its CPU's memory.
         threads: CPU threads (0 for other kinds).
         features: instruction sets or capabilities that choices depend on.
         source: where the figures come from: `measured`, or the published specification.
@@ -115,6 +125,7 @@ class DeviceFacts:
     threads: int = 0
     features: tuple[str, ...] = ()
     source: str = "measured"
+    host_bandwidth: float = 32e9  # PCIe 4.0 x16
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready values."""

@@ -54,8 +54,8 @@ class ZeroConfig(Block):
     stage: Literal[0, 1, 2, 3] | Auto = 0
     """How much is sharded; `auto`: what is fastest of what fits into memory."""
     offload_ratio: Annotated[float, Field(ge=0, le=1)] | Auto = 0.0
-    """Share of the optimizer's state that lives off the device: in CPU memory, or in a file where
-    the device is the CPU; `auto`: as much as is needed to fit."""
+    """Share of the optimizer's moments that lives off the device: in a file where the device is the
+    CPU, of a GPU in CPU memory (not measured there yet); `auto`: as much as is needed to fit."""
 
 
 class DataParallelConfig(Block):

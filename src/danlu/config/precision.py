@@ -26,9 +26,10 @@ class MemoryConfig(Block):
 
     limit: Bytes | Auto = "auto"
     """Memory a rank may use; `auto` is 90 % of the device, of a CPU machine its share."""
-    recompute: Literal["none", "selective", "full"] | Auto = planned("none", values=("selective",))
-    """Activations computed again in backward instead of kept: `full` keeps a layer's input only;
-    `auto`: where that is faster than the other layouts that fit."""
+    recompute: Literal["none", "selective", "full"] | Auto = "none"
+    """Activations computed again in backward instead of kept: `selective`: the outputs of norms and
+    SwiGLU, large and cheap to compute; `full`: whole layers, which keep their inputs only; `auto`:
+    what is fastest of what fits, together with the layout."""
     adaptive_batch: bool = planned(False)
     """Whether the micro-batch grows to the memory there is."""
 

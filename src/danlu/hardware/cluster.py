@@ -31,8 +31,18 @@ __all__ = [
 ]
 
 
+_PCIE_X16 = MappingProxyType({4: 32e9, 5: 64e9})
+"""Between a device and its CPU, one direction, bytes/s, by generation (PCI-SIG: 2 GB/s and 4 GB/s a
+lane; data sheets add both directions). Not of devices that share a module with their CPU."""
+
+
 def _gpu(
-    name: str, gigabytes: float, tflops: Mapping[str, float], terabytes: float, source: str
+    name: str,
+    gigabytes: float,
+    tflops: Mapping[str, float],
+    terabytes: float,
+    pcie: int,
+    source: str,
 ) -> DeviceFacts:
     return DeviceFacts(
         kind="cuda",
@@ -41,34 +51,35 @@ def _gpu(
         peak_flops=MappingProxyType({k: v * 1e12 for k, v in tflops.items()}),
         bandwidth=terabytes * 1e12,
         source=source,
+        host_bandwidth=_PCIE_X16[pcie],
     )
 
 
 DEVICES: Mapping[str, DeviceFacts] = MappingProxyType(
     {
         "a100": _gpu(
-            "NVIDIA A100 SXM 80GB", 80, {"fp32": 19.5, "bf16": 312, "fp16": 312}, 2.039,
+            "NVIDIA A100 SXM 80GB", 80, {"fp32": 19.5, "bf16": 312, "fp16": 312}, 2.039, 4,
             "NVIDIA A100 data sheet, 2021",
         ),
         "h100": _gpu(
-            "NVIDIA H100 SXM", 80, {"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, 3.35,
+            "NVIDIA H100 SXM", 80, {"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, 3.35, 5,
             "NVIDIA H100 data sheet, 2023",
         ),
         "h200": _gpu(
-            "NVIDIA H200 SXM", 141, {"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, 4.8,
+            "NVIDIA H200 SXM", 141, {"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, 4.8, 5,
             "NVIDIA H200 data sheet, 2024",
         ),
         "b200": _gpu(
-            "NVIDIA B200 SXM", 180, {"fp32": 75, "bf16": 2250, "fp16": 2250, "fp8": 4500}, 7.7,
+            "NVIDIA B200 SXM", 180, {"fp32": 75, "bf16": 2250, "fp16": 2250, "fp8": 4500}, 7.7, 5,
             "NVIDIA HGX B200 data sheet, 2025",
         ),
         "mi250x": _gpu(
-            "AMD Instinct MI250X", 128, {"fp32": 95.7, "bf16": 383, "fp16": 383}, 3.2,
+            "AMD Instinct MI250X", 128, {"fp32": 95.7, "bf16": 383, "fp16": 383}, 3.2, 4,
             "AMD Instinct MI250X data sheet, 2021 (both dies)",
         ),
         "mi300x": _gpu(
             "AMD Instinct MI300X", 192, {"fp32": 163.4, "bf16": 1307, "fp16": 1307, "fp8": 2615},
-            5.3, "AMD Instinct MI300X data sheet, 2023",
+            5.3, 5, "AMD Instinct MI300X data sheet, 2023",
         ),
     }
 )  # fmt: skip

@@ -165,7 +165,8 @@ def measure(kind: str) -> DeviceFacts:
         name, memory = properties.name, int(properties.total_memory)
         threads = 0
         features = (f"sm_{properties.major}{properties.minor}",)
-    return DeviceFacts(kind, name, memory, peaks, bandwidth, threads, features, "measured")
+    facts = DeviceFacts(kind, name, memory, peaks, bandwidth, threads, features, "measured")
+    return facts if kind == "cpu" else replace(facts, host_bandwidth=_host_rate())
 
 
 def _matrix_rate(format_name: str, device: torch.device) -> float:
@@ -181,6 +182,13 @@ def _copy_rate(device: torch.device) -> float:
     source = torch.ones(2**25, device=device)
     target = torch.empty_like(source)
     return 2.0 * source.nbytes / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _host_rate() -> float:
+    """Bytes/s of bringing 128 MiB from pinned CPU memory to the GPU."""
+    source = torch.ones(2**25, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    return source.nbytes / _best_seconds(lambda: target.copy_(source), target.device)
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -5,6 +5,7 @@ The model calls the functions of `Ops` and never asks what is behind them.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,11 @@ from danlu.kernels.ops.linear import Linear
 from danlu.kernels.ops.swiglu import SwiGLU
 
 __all__ = ["Ops", "choose_ops", "torch_ops"]
+
+
+def _kept(_value: Tensor, _make: Callable[[], Tensor]) -> AbstractContextManager[Any]:
+    return nullcontext()
+
 
 _OPS: dict[str, type[Op]] = {
     "linear": Linear,
@@ -43,6 +49,8 @@ class Ops:
         swiglu: see `ops.swiglu.SwiGLU`.
         cross_entropy: see `ops.cross_entropy.CrossEntropy`.
         embedding: (ids [N], weight [V, d]) -> [N, d].
+        recomputed: (value, function that makes it again) -> a context in which `value` need not be
+            kept for backward; see `recompute`. Here it is kept.
         variants: op → what runs (`native`, or `torch` with the reason).
     """
 
@@ -52,6 +60,7 @@ class Ops:
     swiglu: Callable[[Tensor], Tensor]
     cross_entropy: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor] = F.embedding
+    recomputed: Callable[[Tensor, Callable[[], Tensor]], AbstractContextManager[Any]] = _kept
     variants: dict[str, str] = field(default_factory=dict)
 
 

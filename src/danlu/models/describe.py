@@ -12,7 +12,7 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
 
     FLOP count 2 for each weight of a matrix product and, for causal attention, two products over
     half of T x T. Saved elements are what the native operations keep for backward; traffic is what
-    they read and write besides matrix products.
+    they read and write besides matrix products; cheap are the outputs of norms and SwiGLU.
     """
     d, f, length = shape.hidden_size, shape.intermediate_size, shape.sequence_length
     query = shape.heads * shape.head_size
@@ -27,6 +27,8 @@ def describe(shape: ModelShape) -> tuple[LayerCost, ...]:
         traffic_elements=24.0 * d + 8.0 * qkv + 6.0 * query + 12.0 * f,
         split_saved=qkv + query + 3.0 * f,
         split_traffic=8.0 * qkv + 6.0 * query + 12.0 * f,
+        cheap_elements=2.0 * d + f,
+        split_cheap=1.0 * f,
     )
     head = shape.vocab_size * d
     return (

@@ -9,6 +9,7 @@ norm (one pass over memory instead of two).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -126,7 +127,9 @@ class FeedForward(nn.Module):
     def forward(self, x_nd: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         gate_up = self.ops.linear(x_nd, self.gate_proj.weight, self.up_proj.weight)
-        return self.ops.linear(self.ops.swiglu(gate_up), self.down_proj.weight)
+        out = self.ops.swiglu(gate_up)
+        with self.ops.recomputed(out, partial(self.ops.swiglu, gate_up)):
+            return self.ops.linear(out, self.down_proj.weight)
 
 
 class Block(nn.Module):
@@ -150,10 +153,15 @@ class Block(nn.Module):
         """Residual stream and the branch to add to it, before -> after the layer."""
         norm = self.input_layernorm
         x_nd, normed = self.ops.add_norm(x_nd, branch_nd, norm.weight, norm.epsilon)
-        branch_nd = self.self_attn(normed, positions, cache)
+        with self.ops.recomputed(normed, partial(self._normed, norm, x_nd)):
+            branch_nd = self.self_attn(normed, positions, cache)
         norm = self.post_attention_layernorm
         x_nd, normed = self.ops.add_norm(x_nd, branch_nd, norm.weight, norm.epsilon)
-        return x_nd, self.mlp(normed)
+        with self.ops.recomputed(normed, partial(self._normed, norm, x_nd)):
+            return x_nd, self.mlp(normed)
+
+    def _normed(self, norm: RMSNorm, x_nd: Tensor) -> Tensor:
+        return self.ops.add_norm(x_nd, None, norm.weight, norm.epsilon)[1]
 
 
 def _again(
@@ -174,7 +182,7 @@ class Segment(nn.Module):
         cosine, sine: rotary tables [T, D / 2] of all positions.
         embed_tokens: the token embedding, where the first layer is in it; else None.
         layers: the layers by their number in the whole model, as text.
-        recompute: whether layers keep their inputs only and are computed again in backward.
+        recompute: whether layers keep their inputs only and are computed again in backward, whole.
         norm, lm_head: the last norm and the head, where the last layer is in it; else None.
     """
 

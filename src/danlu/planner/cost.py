@@ -27,6 +27,7 @@ __all__ = [
     "Efficiency",
     "Setting",
     "StepCost",
+    "cheap_elements",
     "efficiency",
     "layer_seconds",
     "overlapped",
@@ -79,6 +80,7 @@ dispatch of a layer that is not compiled is its 140 kernels in bf16 (counted), a
 
 _OPTIMIZER_BYTES = 4 * (4 + 3)  # read weight, gradient, two moments; write weight and moments
 _GRADIENT_PASSES_BYTES = 4 * 3  # set to zero, norm, clip
+_CHEAP_TRAFFIC = 3  # elements read and written for one of SwiGLU; a norm's takes two
 
 
 def efficiency(device: DeviceFacts, backend: str, *, compiled: bool) -> Efficiency:
@@ -254,10 +256,20 @@ def step_cost(
     parts["communication"] += sending + _tied_seconds(layers[-1], layout, setting)
     parts["optimizer"] = kept * (_OPTIMIZER_BYTES + _GRADIENT_PASSES_BYTES) / setting.bandwidth
     if layout.offload:
-        parts["offload"] = 16 * layout.offload * kept / (setting.bandwidth / 8)
+        parts["offload"] = _offload_seconds(kept, parts["optimizer"], layout, setting)
     if layout.pipeline > 1:
         parts["bubble"] = idle
     return StepCost(parts, timeline)
+
+
+def _offload_seconds(kept: float, update: float, layout: Layout, setting: Setting) -> float:
+    """Seconds that an update of `kept` weights waits for moments that are elsewhere."""
+    moved = 8 * layout.offload * kept
+    if setting.cluster.device.kind == "cpu":  # a file's pages, in and out
+        return 2 * moved / (setting.bandwidth / 8)
+    # In and out at once, while neighbours are updated.
+    travel = moved / (setting.cluster.device.host_bandwidth * setting.links.gather)
+    return max(0.0, travel - update)
 
 
 def stage_layers(
@@ -312,10 +324,12 @@ def layer_seconds(
     filled = reached.products * narrow / (narrow + reached.half_width)
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     elements = cost.split_traffic * share + (cost.traffic_elements - cost.split_traffic) * rows
+    if layout.recompute == "selective":
+        elements += _CHEAP_TRAFFIC * cheap_elements(cost, layout, split=split)
     traffic = micro_tokens * elements * size * reached.traffic
     casts = cost.parameters * share * 16 if size < 4 else 0.0
-    again = layout.recompute and cost.attention_flops > 0  # one forward pass more, of blocks
-    passes = 4 if again else 3
+    again = layout.recompute == "full" and cost.attention_flops > 0
+    passes = 4 if again else 3  # one forward pass more, of blocks
     sending = _tensor_seconds(cost, layout, setting, micro_tokens) if split else 0.0
     parts = {
         "matrix products": passes * micro_tokens * cost.forward_flops * share / (peak * filled),
@@ -333,6 +347,16 @@ def layer_seconds(
     return parts
 
 
+def cheap_elements(cost: LayerCost, layout: Layout, *, split: bool) -> float:
+    """Saved elements of a layer, a token, that selective recompute does not keep on a rank.
+
+    Where ranks share the rows, the next product saves a norm's output as it was gathered.
+    """
+    gathered = split and layout.sequence_parallel
+    norms = 0.0 if gathered else cost.cheap_elements - cost.split_cheap
+    return norms + cost.split_cheap / (layout.tensor if split else 1)
+
+
 def _micro_batch(
     piece: Sequence[tuple[LayerCost, bool]], layout: Layout, setting: Setting, tokens: float
 ) -> dict[str, float]:
@@ -348,7 +372,7 @@ def _micro_batch(
 def stage_cost(parts: Mapping[str, float], *, recompute: bool = False) -> StageCost:
     """A stage's passes from its parts: backward is twice forward, half of it for the weights.
 
-    With `recompute`, backward for the inputs begins with a forward pass.
+    With `recompute` of whole layers, backward for the inputs begins with a forward pass.
     """
     products, sending = parts["matrix products"], parts["communication"]
     rest = sum(parts.values()) - products - sending
@@ -371,7 +395,7 @@ def _pipeline(
 
     A long step's middle repeats, and is counted, not run.
     """
-    costs = [stage_cost(parts, recompute=layout.recompute) for parts in stages]
+    costs = [stage_cost(parts, recompute=layout.recompute == "full") for parts in stages]
     size = micro_tokens * setting.width * FORMAT_BYTES[setting.number_format]
     if layout.sequence_parallel:
         size /= layout.tensor

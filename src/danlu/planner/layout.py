@@ -25,7 +25,8 @@ class Layout:
         sequence_parallel: whether tensor-parallel ranks share the rows between split layers.
         zero: 0; 1 shards the optimizer's state over the copies, 2 gradients too, 3 weights too.
         offload: share of the optimizer's state that lives off the device.
-        recompute: whether layers keep their inputs only and compute the rest again in backward.
+        recompute: what is computed again in backward: `none`; `selective`: norms and SwiGLU;
+            `full`: layers, which keep their inputs only.
     """
 
     data: int = 1
@@ -38,7 +39,7 @@ class Layout:
     sequence_parallel: bool = False
     zero: int = 0
     offload: float = 0.0
-    recompute: bool = False
+    recompute: str = "none"
 
     @property
     def ranks(self) -> int:
@@ -90,8 +91,8 @@ class Layout:
             parts.append(f"ZeRO {self.zero}")
         if self.offload:
             parts.append(f"offload {self.offload:.0%}")
-        if self.recompute:
-            parts.append("recompute")
+        if self.recompute != "none":
+            parts.append(f"{self.recompute} recompute")
         return ", ".join(parts) or "one process"
 
     def to_dict(self) -> dict[str, Any]:

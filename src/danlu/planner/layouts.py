@@ -212,13 +212,13 @@ def variants(
                 yield replace(scheduled, zero=zero, offload=offload, recompute=recompute)
 
 
-def _savings(config: RunConfig, copies: int) -> Iterator[tuple[int, float, bool]]:
+def _savings(config: RunConfig, copies: int) -> Iterator[tuple[int, float, str]]:
     """ZeRO stages, offloaded shares, and recomputing, as far as the config leaves them open."""
     stage, share = config.zero_optimization.stage, config.zero_optimization.offload_ratio
     again = config.memory.recompute
     stages = {z if copies > 1 else 0 for z in ((0, 1, 2, 3) if stage == "auto" else (stage,))}
     shares = (0.0, 0.5, 1.0) if share == "auto" else (share,)
-    choices = (False, True) if again == "auto" else (again == "full",)
+    choices = ("none", "selective", "full") if again == "auto" else (again,)
     yield from itertools.product(sorted(stages), shares, choices)
 
 

@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from danlu.base.facts import LOSS_PIECE_BYTES, LOSS_PIECE_ROWS, LayerCost, ModelShape
-from danlu.planner.cost import FORMAT_BYTES, rank_parameters, stage_layers
+from danlu.base.facts import (
+    LOSS_PIECE_BYTES,
+    LOSS_PIECE_ROWS,
+    OFFLOAD_PIECE_BYTES,
+    OFFLOAD_PIECES,
+    LayerCost,
+    ModelShape,
+)
+from danlu.planner.cost import FORMAT_BYTES, cheap_elements, rank_parameters, stage_layers
 from danlu.planner.layout import Layout
 from danlu.planner.schedule import order, peak_activations
 
@@ -42,8 +49,12 @@ def memory_bytes(
     pieces = [stage_layers(layers, layout, stage) for stage in range(max(1, len(layout.stages)))]
     kept = micro_tokens * width * (1.0 if backend == "native" else 1.9)
     saved = [kept * sum(_saved(cost, layout, split=s) for cost, s in piece) for piece in pieces]
-    if layout.recompute:  # one layer at a time has all of them
-        whole = replace(layout, recompute=False)
+    if layout.recompute == "selective":
+        for stage, piece in enumerate(pieces):
+            cheap = sum(cheap_elements(cost, layout, split=s) for cost, s in piece)
+            saved[stage] -= micro_tokens * width * cheap
+    if layout.recompute == "full":  # one layer at a time has all of them
+        whole = replace(layout, recompute="none")
         most = kept * max(_saved(cost, whole, split=s) for piece in pieces for cost, s in piece)
     else:
         most = 0.0
@@ -67,7 +78,7 @@ def memory_bytes(
         largest = max(rank_parameters([layer], layout) for s in mine for layer in pieces[s])
         last = max(mine) == len(pieces) - 1
         table.append(
-            _state_bytes(weights, used, largest, layout, width)
+            _state_bytes(weights, used, largest, layout, width, kind)
             | {
                 "activations": int(held[rank] + most),
                 "logits and the head's gradient": int(head) if last else 0,
@@ -81,7 +92,7 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
     rows = 1 / layout.tensor if layout.sequence_parallel else 1.0
     share = 1 / layout.tensor if split else 1.0
     whole = cost.saved_elements - cost.split_saved
-    if layout.recompute and cost.attention_flops:  # the residual stream and the last branch
+    if layout.recompute == "full" and cost.attention_flops:  # residual stream and last branch
         return whole / 2 * rows
     # Half of it are the inputs of split products, which are kept as they were gathered.
     gathered = 0.5 if split and cost.attention_flops else 0.0
@@ -89,7 +100,7 @@ def _saved(cost: LayerCost, layout: Layout, *, split: bool) -> float:
 
 
 def _state_bytes(
-    weights: float, used: float, largest: float, layout: Layout, width: int
+    weights: float, used: float, largest: float, layout: Layout, width: int, kind: str
 ) -> dict[str, int]:
     """Weights, gradients and optimizer state of a rank (ZeRO: arXiv 1910.02054, section 5).
 
@@ -107,9 +118,11 @@ def _state_bytes(
     if layout.zero >= 2 and layout.pipeline == 1:
         gradients = 4 * (weights / copies + min(largest, weights))
     moments = 8 * weights / copies
+    away = layout.offload * moments
+    passing = 2 * OFFLOAD_PIECES * OFFLOAD_PIECE_BYTES if kind == "cuda" else 0
     return {
         "weights (fp32)": int(4 * weights / copies),
         "gradients (fp32)": int(gradients),
-        "optimizer (two fp32 moments)": int(moments * (1 - layout.offload)),
+        "optimizer (two fp32 moments)": int(moments - away + min(passing, away)),
         "weights in the computing format": int(working),
     }

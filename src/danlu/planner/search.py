@@ -100,7 +100,7 @@ def pin_layout(config: RunConfig, choice: Alternative) -> RunConfig:
     zero = config.zero_optimization.model_copy(
         update={"stage": layout.zero, "offload_ratio": layout.offload}
     )
-    memory = config.memory.model_copy(update={"recompute": "full" if layout.recompute else "none"})
+    memory = config.memory.model_copy(update={"recompute": layout.recompute})
     return config.model_copy(
         update={
             "data_parallel": data,
@@ -271,8 +271,7 @@ def _tell_layout(draft: Draft, best: Weighed, *, searched: int, world: int | Non
         share = config.zero_optimization.offload_ratio
         draft.decide("zero_optimization.offload_ratio", layout.offload, why(share))
     if config.memory.recompute != "none":
-        value = "full" if layout.recompute else "none"
-        draft.decide("memory.recompute", value, why(config.memory.recompute))
+        draft.decide("memory.recompute", layout.recompute, why(config.memory.recompute))
     mine = best.micro_batch * best.micro_batches
     limit = draft.memory_limit(layout)
     reason = f"divides {mine} sequences, fits {format_bytes(limit)}, fills the device"

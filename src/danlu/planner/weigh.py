@@ -284,7 +284,7 @@ def _change_that_fits(draft: Draft, ranks: int) -> str | None:
             "tensor_parallel.degree": (layout.tensor, config.tensor_parallel.degree),
             "pipeline_parallel.stages": (layout.pipeline, config.pipeline_parallel.stages),
             "zero_optimization.stage": (layout.zero, config.zero_optimization.stage),
-            "memory.recompute": ("full" if layout.recompute else "none", config.memory.recompute),
+            "memory.recompute": (layout.recompute, config.memory.recompute),
         }
         return [f"{k}={new}" for k, (new, old) in words.items() if old not in (new, "auto")]
 

@@ -19,13 +19,14 @@ from danlu.hardware.comm import Comm
 from danlu.hardware.device import Device, open_device
 from danlu.hardware.seed import generator
 from danlu.kernels.dispatch import Ops, choose_ops, torch_ops
+from danlu.kernels.recompute import selective_ops
 from danlu.models.transformer import DIVIDED, PLACEMENTS, Transformer
 from danlu.optim.optimizers.adamw import build_adamw
 from danlu.optim.schedules._base import SCHEDULES, Schedule
 from danlu.parallel import zero
 from danlu.parallel.gradients import CopyAverage
 from danlu.parallel.mesh import Ranks, arrange, fill
-from danlu.parallel.offload import Offload
+from danlu.parallel.offload import FileOffload, HostOffload, Offload
 from danlu.parallel.pipeline import Pipeline
 from danlu.parallel.tensor import split_model, split_ops
 from danlu.planner.layout import Layout
@@ -52,7 +53,7 @@ class Learner:
             neither `forward` nor ZeRO does.
         twice: the weight that the first and the last pipeline rank both hold, on these, else None.
         optimizer, schedule: the update rule and its learning rate.
-        offload: the part of the optimizer's state that lives in a file, or None.
+        offload: the part of the optimizer's state that lives off the device, or None.
         clip: largest global gradient norm, or None.
         bucket: bytes in which gradients travel.
     """
@@ -119,11 +120,6 @@ def build(
     if plan.layout.pipeline > 1:
         pipeline = Pipeline(segments, ranks, plan.accumulation, device.torch)
     optimizer = build_adamw(model.named_parameters(), config.optimizer, plan.learning_rate)
-    offload = None
-    if plan.layout.offload:
-        file = scratch / f"optimizer-{comm.rank}"
-        with explain_disk_full(scratch, "Make room, or lower zero_optimization.offload_ratio."):
-            offload = Offload(optimizer, plan.layout.offload, file)
     return Learner(
         plan=plan,
         ranks=ranks,
@@ -135,7 +131,9 @@ def build(
         average=_average(segments, config, ranks),
         twice=_twice(model, ranks),
         optimizer=optimizer,
-        offload=offload,
+        offload=_offload(
+            optimizer, plan.layout.offload, device, scratch / f"optimizer-{comm.rank}"
+        ),
         schedule=_schedule(config, plan),
         clip=config.optimizer.gradient_clip,
         bucket=config.communication.bucket,
@@ -153,13 +151,15 @@ def build_model(plan: Plan, ops: Ops, device: torch.device, ranks: Ranks) -> Tra
     if layout.pipeline > 1:
         part = [i for s in layout.stage_numbers(ranks.stage) for i in layout.layers_of(s)]
     sequence = layout.sequence_parallel
+    if layout.recompute == "selective":
+        ops = selective_ops(ops, compiled=plan.compile)
     if layout.tensor > 1:
         ops = split_ops(ops, ranks.axis("tensor"), sequence_parallel=sequence)
     if layout.zero:
         ops = zero.gathered_ops(ops)
     with device if layout.plain else torch.device("cpu"):
         model = Transformer(plan.model, ops, dtype, part)
-    model.recompute = layout.recompute
+    model.recompute = layout.recompute == "full"
     if layout.tensor > 1:
         split_model(
             model,
@@ -220,6 +220,17 @@ def _averaged(model: Transformer, config: RunConfig, ranks: Ranks, device: Devic
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,  # they are tables that never change
     )
+
+
+def _offload(
+    optimizer: torch.optim.AdamW, share: float, device: Device, file: Path
+) -> Offload | None:
+    if not share:
+        return None
+    if device.kind != "cpu":
+        return HostOffload(optimizer, share, device.torch)
+    with explain_disk_full(file.parent, "Make room, or lower zero_optimization.offload_ratio."):
+        return FileOffload(optimizer, share, file)
 
 
 def _schedule(config: RunConfig, plan: Plan) -> Schedule:

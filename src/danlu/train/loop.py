@@ -134,7 +134,5 @@ def update(learner: Learner, rate: float) -> None:
     """One optimizer step at learning rate `rate`; gradients are gone afterwards."""
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
-    learner.optimizer.step()
-    if learner.offload is not None:
-        learner.offload.release()
+    (learner.offload or learner.optimizer).step()
     learner.optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from danlu.base.errors import CheckpointError, ConfigError, DanluError, NotAvailableError, UserError
+from danlu.base.errors import CheckpointError, ConfigError, DanluError, UserError
 from danlu.base.events import JsonLines
 from danlu.base.facts import StepReport
 from danlu.base.files import explain_disk_full, write_json
@@ -496,12 +496,6 @@ def decide(config: RunConfig, display: Display, *, world: int | None) -> Decided
             f"{plan.layout.text()} with {plan.accumulation} micro-batches a copy cannot be dealt.",
             "Leave it out, or use two copies or more, train.micro_batch for two micro-batches or"
             " more, no pipeline, and no ZeRO.",
-        )
-    if plan.layout.offload and cluster.device.kind != "cpu":
-        raise NotAvailableError(
-            "zero_optimization.offload_ratio",
-            "the state of a GPU's optimizer does not leave it yet in this version.",
-            "Leave it out, or use zero_optimization.stage=3 over more devices.",
         )
     corpus = prepare(
         config.data_pipeline,

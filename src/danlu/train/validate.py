@@ -175,7 +175,7 @@ def _degrees(small: Layout) -> list[str]:
         f"pipeline_parallel.stages={small.pipeline}",
         f"zero_optimization.stage={small.zero}",
         f"zero_optimization.offload_ratio={small.offload}",
-        f"memory.recompute={'full' if small.recompute else 'none'}",
+        f"memory.recompute={small.recompute}",
     ]
     if small.pipeline > 1:
         words.append(f"pipeline_parallel.schedule={small.schedule}")

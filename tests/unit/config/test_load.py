@@ -46,10 +46,8 @@ def test_the_articles_texts_load_word_for_word(tmp_path):
 
 
 def test_what_is_not_built_yet_is_refused_not_ignored(tmp_path):
-    with pytest.raises(
-        NotAvailableError, match=r"memory.recompute: selective is not available yet"
-    ):
-        require_available(load(None, "memory.recompute=selective"))
+    with pytest.raises(NotAvailableError, match=r"precision.format: fp16 is not available yet"):
+        require_available(load(None, "precision.format=fp16"))
     path = tmp_path / "data.yaml"
     path.write_text(DATA)
     with pytest.raises(NotAvailableError, match=r"sampling.strategy: difficulty_aware .* uniform"):

@@ -2,8 +2,9 @@ import pytest
 from test_plan import LAPTOP, plan
 
 from danlu.base.errors import ConfigError
+from danlu.base.facts import OFFLOAD_PIECE_BYTES, OFFLOAD_PIECES
 from danlu.config.load import load
-from danlu.hardware.cluster import parse_cluster
+from danlu.hardware.cluster import DEVICES, parse_cluster
 from danlu.models.describe import describe
 from danlu.planner.layout import Layout
 from danlu.planner.layouts import degrees, split_layers
@@ -187,3 +188,53 @@ def test_ranks_hold_the_stages_that_schedules_give_them():
     assert [v.stage_numbers(r) for r in (0, 1)] == [(0, 3), (1, 2)]
     assert v.layers_of(3) == range(4, 6)
     assert LAPTOP.devices == 1
+
+
+def test_recompute_trades_memory_for_time_and_auto_takes_the_least_that_fits():
+    words = ("model.preset=30m", "train.steps=10", "train.batch_tokens=8192", "train.micro_batch=8")
+    made = {r: plan(*words, f"memory.recompute={r}") for r in ("none", "selective", "full")}
+    sizes = [p.predicted.memory_bytes for p in made.values()]
+    seconds = [p.predicted.step_seconds for p in made.values()]
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert seconds[0] < seconds[1] < seconds[2]
+    layers, tokens, width = 6, 4096, 2
+    cheap = describe(made["none"].model)[1].cheap_elements
+    assert sizes[0] - sizes[1] == pytest.approx(layers * tokens * width * cheap, abs=8)
+    for choice, size in zip(made, sizes, strict=True):
+        auto = plan(*words, "memory.recompute=auto", f"memory.limit={size + 2**20}")
+        assert auto.layout.recompute == choice
+    assert "selective recompute" in made["selective"].layout.text()
+
+
+def test_gathered_inputs_of_split_layers_are_kept_by_selective_recompute():
+    words = ("model.preset=small", "tensor_parallel.degree=2", "train.batch_tokens=8192")
+    saved = {}
+    for rows in ("true", "false"):
+        sizes = [
+            plan(
+                *words, f"memory.recompute={r}", f"tensor_parallel.sequence_parallel={rows}"
+            ).predicted.memory["activations"]
+            for r in ("none", "selective")
+        ]
+        saved[rows] = sizes[0] - sizes[1]
+    layer = describe(load(None, "model.preset=small").model.shape(8192))[1]
+    norms, swiglu = 2 * 256, layer.split_cheap / 2
+    assert saved["true"] / saved["false"] == pytest.approx(swiglu / (norms + swiglu), rel=0.01)
+
+
+def test_moments_off_a_gpu_leave_room_for_pieces_and_cost_what_the_link_takes():
+    words = ("model.preset=1b", "train.steps=10")
+    parts = {}
+    for share in (0.0, 0.5, 1.0):
+        made = plan(
+            *words, f"zero_optimization.offload_ratio={share}", cluster=parse_cluster("1xh100")
+        )
+        moments = made.predicted.memory["optimizer (two fp32 moments)"]
+        parts[share] = (moments, made.predicted.seconds.get("offload"))
+    weights, update = made.parameters, made.predicted.seconds["optimizer"]
+    pieces = 2 * OFFLOAD_PIECES * OFFLOAD_PIECE_BYTES
+    assert [parts[s][0] for s in parts] == [8 * weights, 4 * weights + pieces, pieces]
+    link = 0.8 * DEVICES["h100"].host_bandwidth
+    assert parts[0.0][1] is None
+    assert parts[0.5][1] == pytest.approx(4 * weights / link - update)
+    assert parts[1.0][1] == pytest.approx(8 * weights / link - update)
