@@ -29,7 +29,7 @@ from danlu.train.planning import plan_run
 
 def in_host_memory(optimizer, share, _file):
     """As on a GPU, in pieces of a few hundred weights."""
-    return HostOffload(optimizer, share, torch.device("cpu"), piece_bytes=1024)
+    return HostOffload(optimizer, share, torch.device("cpu"), room=2**30, piece_bytes=1024)
 
 
 class Trial:

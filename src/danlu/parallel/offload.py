@@ -19,7 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from danlu.base.errors import ConfigError
 from danlu.base.facts import OFFLOAD_PIECE_BYTES, OFFLOAD_PIECES
+from danlu.base.units import format_bytes
 
 __all__ = ["FileOffload", "HostOffload", "Offload"]
 
@@ -146,8 +148,12 @@ class HostOffload:
         optimizer: AdamW, new, without state; afterwards it has all of its state, zero.
         share: of the state's bytes that goes to the host, in whole tensors.
         device: of the parameters.
+        room: bytes of the host's memory that this rank may use.
         piece_bytes: of one moment in a piece; a multiple of 1024, so that vectors are whole and
             the bits those of an update that is not cut.
+
+    Raises:
+        ConfigError: the host has no room for the share.
     """
 
     def __init__(
@@ -156,20 +162,28 @@ class HostOffload:
         share: float,
         device: torch.device,
         *,
+        room: int,
         piece_bytes: int = OFFLOAD_PIECE_BYTES,
     ) -> None:
         self._optimizer, self._device = optimizer, device
         chosen, gpu = _share_of(optimizer, share), device.type == "cuda"
         self.bytes = sum(map(_state_bytes, chosen))
+        if self.bytes > room:
+            raise ConfigError(
+                "zero_optimization.offload_ratio",
+                f"a rank would keep {format_bytes(self.bytes)} of moments in CPU memory, which has"
+                f" {format_bytes(room)} for each.",
+                "Use a smaller share, or a zero_optimization.stage over more devices.",
+            )
         _fill_state(
             optimizer, chosen, lambda like: torch.zeros(like.shape, device="cpu", pin_memory=gpu)
         )
         self._state = {p: {name: optimizer.state[p][name] for name in _MOMENTS} for p in chosen}
         elements = piece_bytes // torch.float32.itemsize
         self._pieces = list(_pieces(optimizer, chosen, elements))
-        room = min(elements, max((p.part.stop - p.part.start for p in self._pieces), default=0))
+        most = min(elements, max((p.part.stop - p.part.start for p in self._pieces), default=0))
         slots = min(OFFLOAD_PIECES, len(self._pieces))
-        self._slots = [[torch.empty(room, device=device) for _ in _MOMENTS] for _ in range(slots)]
+        self._slots = [[torch.empty(most, device=device) for _ in _MOMENTS] for _ in range(slots)]
         self._in, self._out = _Stream.beside(device), _Stream.beside(device)
         self._arrived: list[torch.cuda.Event | None] = []
         if gpu:  # the slots' memory may still be in use by what had it before

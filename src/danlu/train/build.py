@@ -15,7 +15,8 @@ from danlu.base.files import explain_disk_full
 from danlu.config.run import RunConfig
 from danlu.data.corpus import Corpus
 from danlu.data.loader import Loader, training_order
-from danlu.hardware.comm import Comm
+from danlu.hardware.cluster import usable_memory
+from danlu.hardware.comm import Comm, launched_nodes
 from danlu.hardware.device import Device, open_device
 from danlu.hardware.seed import generator
 from danlu.kernels.dispatch import Ops, choose_ops, torch_ops
@@ -132,7 +133,7 @@ def build(
         twice=_twice(model, ranks),
         optimizer=optimizer,
         offload=_offload(
-            optimizer, plan.layout.offload, device, scratch / f"optimizer-{comm.rank}"
+            optimizer, plan.layout.offload, device, scratch / f"optimizer-{comm.rank}", comm.world
         ),
         schedule=_schedule(config, plan),
         clip=config.optimizer.gradient_clip,
@@ -223,12 +224,13 @@ def _averaged(model: Transformer, config: RunConfig, ranks: Ranks, device: Devic
 
 
 def _offload(
-    optimizer: torch.optim.AdamW, share: float, device: Device, file: Path
+    optimizer: torch.optim.AdamW, share: float, device: Device, file: Path, world: int
 ) -> Offload | None:
     if not share:
         return None
     if device.kind != "cpu":
-        return HostOffload(optimizer, share, device.torch)
+        room = usable_memory() // -(-world // launched_nodes())
+        return HostOffload(optimizer, share, device.torch, room=room)
     with explain_disk_full(file.parent, "Make room, or lower zero_optimization.offload_ratio."):
         return FileOffload(optimizer, share, file)
 

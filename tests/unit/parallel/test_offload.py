@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from danlu.base.errors import ConfigError
 from danlu.config.optim import OptimizerConfig
 from danlu.hardware.seed import generator
 from danlu.optim.optimizers.adamw import build_adamw
@@ -28,7 +29,7 @@ def make():
 
 
 def in_host_memory(optimizer, share, _folder):
-    return HostOffload(optimizer, share, torch.device("cpu"), piece_bytes=1024)
+    return HostOffload(optimizer, share, torch.device("cpu"), room=2**30, piece_bytes=1024)
 
 
 def in_a_file(optimizer, share, folder):
@@ -81,3 +82,9 @@ def test_a_state_is_read_from_host_memory_and_filled_in_there(tmp_path):
     train(after, second, again.step, 3, 5)
     for name, weight in before.items():
         assert torch.equal(after[name], weight), name
+
+
+def test_a_share_that_the_host_has_no_room_for_is_refused():
+    _, optimizer = make()
+    with pytest.raises(ConfigError, match=r"zero_optimization\.offload_ratio.*for each"):
+        HostOffload(optimizer, 1.0, torch.device("cpu"), room=1000)
