@@ -129,7 +129,7 @@ class Run:
                     gc.collect()  # wrapped models are cyclic
                     self._adapter.cut_again()
                     self._take_plan()
-                    learner, first, position = self._load()
+                    learner, first, position = self._load(replanned=True)
                 ended, loader = self._train(learner, position, stop, recorder, first)
         if ended.reason != "nan":
             with stop.saving():
@@ -158,7 +158,7 @@ class Run:
         if self.comm.first:
             self.plan.save(self.folder.plan)
 
-    def _load(self) -> tuple[Learner, int, int]:
+    def _load(self, *, replanned: bool = False) -> tuple[Learner, int, int]:
         """Builds the plan's parts and gives them the newest checkpoint."""
         learner = self._build_learner(self._scratch)
         newest = self._store.newest()
@@ -175,8 +175,9 @@ class Run:
         facts = read_facts(newest)
         self._check_fit(newest, facts)
         self._store.load(newest, learner.model, learner.optimizer)
-        self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
-        self._note(f"Goes on after step {facts.step} ({newest.name}).")
+        if not replanned:
+            self._event("resume", step=facts.step, checkpoint=newest.name, world=self.comm.world)
+            self._note(f"Goes on after step {facts.step} ({newest.name}).")
         return learner, facts.step, facts.data["position"]
 
     def _build_learner(self, scratch: Path) -> Learner:
