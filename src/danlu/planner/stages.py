@@ -7,8 +7,9 @@ the number of consecutive layers of each stage, at least one each.
 Costs are numbers of one unit, whichever (seconds of a forward and backward pass, or FLOP).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, permutations
+from math import inf
 
 __all__ = ["cut", "cut_per_rank", "equal", "rank_costs", "stage_costs"]
 
@@ -33,8 +34,8 @@ def cut(
     """The cut whose most expensive stage is cheapest.
 
     Of several such cuts the most even one (least sum of the stages' squared costs), and of those
-    the one with more layers in earlier stages. Exact: dynamic programming over (stage, layer) in
-    O(layers² x stages).
+    the one with more layers in earlier stages. Exact: dynamic programming over (stage, layer), with
+    only stages that are no dearer than the dearest of an equal cut.
 
     Args:
         costs: of each layer, 0 or more.
@@ -148,19 +149,27 @@ class _Costs:
             return range(1)
         return range(stage, self.layers - self.stages + stage + 1)
 
-    def ends(self, stage: int, start: int) -> range:
-        """Where a stage that begins at `start` can end."""
-        if stage == self.stages - 1:
-            return range(self.layers, self.layers + 1)
-        return range(start + 1, self.layers - self.stages + stage + 2)
+    def ends(self, stage: int, start: int, most: float) -> Iterator[tuple[int, float]]:
+        """Where a stage that begins at `start` can end, with its cost, up to a cost of `most`."""
+        last = self.layers - self.stages + stage + 1
+        for end in range(last if stage == self.stages - 1 else start + 1, last + 1):
+            cost = self(stage, start, end)
+            if cost > most:
+                return
+            yield end, cost
 
 
 def _least_largest(cost: _Costs) -> float:
     """The least possible cost of the most expensive stage."""
+    ends = list(accumulate(equal(cost.layers, cost.stages), initial=0))
+    most = max(cost(stage, *ends[stage : stage + 2]) for stage in range(cost.stages))
     after = {cost.layers: 0.0}
     for stage in reversed(range(cost.stages)):
         after = {
-            start: min(max(cost(stage, start, end), after[end]) for end in cost.ends(stage, start))
+            start: min(
+                (max(here, after[end]) for end, here in cost.ends(stage, start, most)),
+                default=inf,
+            )
             for start in cost.starts(stage)
         }
     return after[0]
@@ -170,29 +179,23 @@ def _most_even(cost: _Costs, largest: float) -> tuple[int, ...]:
     """The cut with the least sum of squares among those without a stage above `largest`."""
     tables = [{cost.layers: 0.0}]  # of a stage: start -> least sum of squares from there on
 
-    def square(stage: int, start: int, end: int) -> float:
-        here = cost(stage, start, end)
-        return here * here if here <= largest else float("inf")
+    def sums(stage: int, start: int, after: Mapping[int, float]) -> Iterator[tuple[int, float]]:
+        for end, here in cost.ends(stage, start, largest):
+            yield end, here * here + after[end]
 
     for stage in reversed(range(cost.stages)):
         after = tables[0]
         tables.insert(
             0,
             {
-                start: min(
-                    square(stage, start, end) + after[end] for end in cost.ends(stage, start)
-                )
+                start: min((total for _, total in sums(stage, start, after)), default=inf)
                 for start in cost.starts(stage)
             },
         )
     sizes, start = [], 0
     for stage in range(cost.stages):
         least = tables[stage][start] * (1 + _TOLERANCE)
-        end = max(
-            end
-            for end in cost.ends(stage, start)
-            if square(stage, start, end) + tables[stage + 1][end] <= least
-        )
+        end = max(end for end, total in sums(stage, start, tables[stage + 1]) if total <= least)
         sizes.append(end - start)
         start = end
     return tuple(sizes)
