@@ -1,5 +1,6 @@
 """How a command ends: its exit code and its last words, whoever ends it and whoever reads them."""
 
+import errno
 import os
 import shlex
 import signal
@@ -10,6 +11,9 @@ import time
 import psutil
 import pytest
 
+from danlu import build, load
+from danlu.base.events import JsonLines
+from danlu.planner.plan import Plan
 from running import TINY, danlu, events
 
 INTERRUPTIBLE = (
@@ -143,3 +147,15 @@ def test_a_home_that_cannot_be_written_costs_a_note(tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("note: ")
     assert events(tmp_path / "runs" / "homeless", "stop")[0]["reason"] == "done"
+
+
+def test_a_disk_that_is_full_for_events_and_the_plan_ends_no_run(tmp_path, monkeypatch):
+    config = load(None, *TINY, "train.steps=2", f"folder={tmp_path / 'run'}")
+    run = build(config)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JsonLines, "write", full)
+    monkeypatch.setattr(Plan, "save", full)
+    assert run.train() == "done"
