@@ -98,7 +98,8 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
     timeline: Annotated[
-        Path | None, typer.Option(help="Draw the pipeline's schedule into this HTML file.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw the pipeline's schedule into this HTML file."),
     ] = None,
     validate: Annotated[
         bool,

@@ -1,13 +1,19 @@
 """How a command ends: its exit code and its last words, whoever ends it and whoever reads them."""
 
+import errno
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from danlu import build, load
+from danlu.base.events import JsonLines
+from danlu.planner.plan import Plan
 from running import TINY, danlu, events
 
 INTERRUPTIBLE = (
@@ -56,6 +62,28 @@ def test_a_run_that_is_stopped_before_its_first_step_says_it_too(tmp_path):
     assert process.returncode in (130, 143), (out, errors)  # 143: before it listens to signals
     if process.returncode == 130:
         assert out.splitlines()[-1].startswith("Go on: danlu train ")
+
+
+def importing_torch(process):
+    """The ranks that a process has started, once they are all importing torch."""
+    for _ in range(1200):
+        ranks = psutil.Process(process.pid).children()
+        if len(ranks) == 2 and all("libtorch" in str(rank.memory_maps()) for rank in ranks):
+            return ranks
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    raise AssertionError("no ranks came")
+
+
+def test_ranks_that_are_stopped_while_they_start_say_nothing_and_leave_nothing(tmp_path):
+    words = (*TINY, "train.steps=1000000", "name=early", "data_parallel.degree=2")
+    process = start("train", *words, cwd=tmp_path)
+    importing_torch(process)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal's Ctrl-C reaches all of them
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+    assert out.splitlines()[-1].startswith("Go on: danlu train ")
+    assert not (tmp_path / "runs" / "early").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -119,3 +147,15 @@ def test_a_home_that_cannot_be_written_costs_a_note(tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("note: ")
     assert events(tmp_path / "runs" / "homeless", "stop")[0]["reason"] == "done"
+
+
+def test_a_disk_that_is_full_for_events_and_the_plan_ends_no_run(tmp_path, monkeypatch):
+    config = load(None, *TINY, "train.steps=2", f"folder={tmp_path / 'run'}")
+    run = build(config)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JsonLines, "write", full)
+    monkeypatch.setattr(Plan, "save", full)
+    assert run.train() == "done"

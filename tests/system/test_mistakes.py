@@ -42,6 +42,9 @@ def good(tmp_path_factory):
         ("precision.format=fp8", "precision.format: fp8 is not available yet"),
         ("tensor_parallel.degree=2", "degree: 2 does not divide 3 heads"),
         ("tensor_parallel.split_layers=[9]", "split_layers: there is no layer 9. Use numbers"),
+        ("tensor_parallel.split_layers=0-999999999999", "split_layers: there is no layer 4."),
+        ("tensor_parallel.split_layers=3-1", "split_layers: '3-1' is not understood."),
+        ("model.layers=1e12", "model.layers: '1e12' is not possible. Write at most 10,000"),
         ("pipeline_parallel.stages=99", "pipeline_parallel.stages: 99 stages are more than"),
         ("pipeline_parallel.layers=[1,2]", "pipeline_parallel.layers: there is one stage"),
         ("zero_optimization.offload_ratio=2", "offload_ratio: 2 is not possible."),
@@ -54,6 +57,22 @@ def good(tmp_path_factory):
 )
 def test_a_wrong_key_or_value(tmp_path, word, message):
     refused("model.preset=tiny", "train.steps=2", word, "name=x", cwd=tmp_path, message=message)
+
+
+def test_a_timeline_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    words = (*TINY, "pipeline_parallel.stages=2", "--timeline")
+    message = "--timeline: file/t.html cannot be written"
+    refused(*words, "file/t.html", cwd=tmp_path, message=message, command="plan")
+    refused(*words, ".", cwd=tmp_path, message="'.' is a directory", command="plan")
+
+
+def test_a_run_folder_that_cannot_be_written(good, tmp_path):
+    shutil.copytree(good / "runs" / "good", tmp_path / "runs" / "good")
+    (tmp_path / "runs" / "good" / ".lock").unlink()
+    (tmp_path / "runs" / "good" / ".lock").mkdir()  # root may write everywhere, but not this
+    message = "runs/good: the folder cannot be written (Is a directory)."
+    refused(*TINY, "train.steps=3", "name=good", cwd=tmp_path, message=message)
 
 
 def test_micro_batches_fewer_than_the_schedule_needs(tmp_path):

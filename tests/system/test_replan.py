@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from danlu.config.load import load
+from danlu.train.planning import plan_run
 from running import TINY, events, losses
 
 WORDS = (
@@ -61,4 +63,16 @@ def test_layers_move_away_from_a_rank_that_became_slow(tmp_path):
     assert first > second
     assert replans[-1]["after"] == f"{first}, {second}"
     assert losses(tmp_path / "drift") == pytest.approx(losses(tmp_path / "even"), rel=1e-5)
+    assert len(losses(tmp_path / "drift")) == 24
+    notes = [note["text"] for note in events(tmp_path / "drift", "note")]
+    assert sum(text.startswith("A step was faster than the peak") for text in notes) == 1
+
+
+def test_layers_stay_where_the_memory_limit_allows_no_other_cut(tmp_path):
+    needed = plan_run(load(None, *WORDS)).predicted.memory_bytes
+    words = ("pipeline_parallel.layers=measured", f"memory.limit={needed}")
+    train(tmp_path / "drift", 2, *words)
+    assert not events(tmp_path / "drift", "replan")
+    notes = [note["text"] for note in events(tmp_path / "drift", "note")]
+    assert any("Layers stay cut 3, 3: with" in text and "are allowed" in text for text in notes)
     assert len(losses(tmp_path / "drift")) == 24

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
@@ -54,43 +53,49 @@ class CheckpointStore:
         """
         final = self.folder / f"step-{facts.step:08d}"
         part = final.with_name(f".{final.name}.part")
-        if self.comm.first:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-        self.comm.wait()
         try:
-            problem = self._write(part, model, optimizer)
+            self._together(final, lambda: self._make(part))
+            self._together(final, lambda: self._write(part, model, optimizer))
+            self._together(final, lambda: self._commit(part, final, facts))
         except BaseException:
             if self.comm.first:
                 shutil.rmtree(part, ignore_errors=True)
             raise
-        failed = self.comm.sum(torch.tensor([float(problem is not None)]))
-        if failed.item():
-            if self.comm.first:
-                shutil.rmtree(part, ignore_errors=True)
+        return final
+
+    def _together(self, final: Path, work: Callable[[], None]) -> None:
+        """Every rank's share of some work; returns when all are done.
+
+        Raises:
+            CheckpointError: the disk is full for one of them.
+        """
+        problem: str | None = None
+        run = self.folder.parent
+        try:
+            work()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            if not _disk_is_full(error, run):
+                raise
+            problem = f"the disk is full ({format_bytes(shutil.disk_usage(run).free)} free)."
+        if self.comm.largest(float(problem is not None)):
             raise CheckpointError(
                 str(final), problem or "another rank could not write.", "Earlier ones are whole."
             )
-        if self.comm.first:
-            self._commit(part, final, facts)
-        self.comm.wait()
-        return final
 
-    def _write(self, part: Path, model: nn.Module, optimizer: Optimizer) -> str | None:
-        """Writes this rank's share; what went wrong, or None."""
+    def _make(self, part: Path) -> None:
+        if self.comm.first:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+
+    def _write(self, part: Path, model: nn.Module, optimizer: Optimizer) -> None:
         state = read_state(model, optimizer)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about running without a group
-                save_distributed(state, checkpoint_id=part, no_dist=self.comm.world == 1)
-        except (OSError, RuntimeError, CheckpointException) as error:
-            if not _disk_is_full(error, part):
-                raise
-            free = format_bytes(shutil.disk_usage(part.parent).free)
-            return f"the disk is full ({free} free)."
-        return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about running without a group
+            save_distributed(state, checkpoint_id=part, no_dist=self.comm.world == 1)
 
     def _commit(self, part: Path, final: Path, facts: CheckpointFacts) -> None:
+        if not self.comm.first:
+            return
         write_json(part / _FACTS, facts.to_dict())
         files = sorted(p for p in part.iterdir() if p.name != _MANIFEST)
         write_json(part / _MANIFEST, {p.name: [p.stat().st_size, checksum(p)] for p in files})

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -53,7 +54,7 @@ class ModelConfig(Block):
     """Tokens in the embedding; `auto` is the tokenizer's size rounded up to a multiple of 64."""
     hidden_size: Positive | Auto = "auto"
     """Width of the residual stream."""
-    layers: Positive | Auto = "auto"
+    layers: Annotated[Positive, Field(le=10_000)] | Auto = "auto"
     """Number of blocks."""
     heads: Positive | Auto = "auto"
     """Query heads."""

@@ -155,8 +155,8 @@ def _pattern(key: str, text: str, layers: int) -> set[int]:
     for piece in text.replace(" ", "").split(","):
         if re.fullmatch(r"\d+", piece):
             chosen.add(int(piece))
-        elif match := re.fullmatch(r"(\d+)-(\d+)", piece):
-            chosen.update(range(int(match[1]), int(match[2]) + 1))
+        elif (match := re.fullmatch(r"(\d+)-(\d+)", piece)) and int(match[1]) <= int(match[2]):
+            chosen.update(range(int(match[1]), min(int(match[2]), layers) + 1))
         elif re.fullmatch(r"(\d*):(\d*)(:[1-9]\d*)?", piece):
             ends = [int(n) if n else None for n in piece.split(":")]
             chosen.update(range(layers)[slice(*ends)])

@@ -33,8 +33,8 @@ def cut(
     """The cut whose most expensive stage is cheapest.
 
     Of several such cuts the most even one (least sum of the stages' squared costs), and of those
-    the one with more layers in earlier stages. Exact: dynamic programming over (stage, layer) in
-    O(layers² x stages).
+    the one with more layers in earlier stages. Exact: bisection for the cost of the most expensive
+    stage, then dynamic programming over (stage, layer) where that leaves a choice.
 
     Args:
         costs: of each layer, 0 or more.

@@ -121,9 +121,14 @@ def choose_layout(draft: Draft, layouts: Sequence[Layout]) -> Weighed:
     problems: list[ConfigError] = []
     layouts = _compilable(draft, layouts)
     rough = {x: _rough_seconds(draft, x) for x in layouts} if len(layouts) > 1 else {}
-    waiting = sorted(layouts, key=lambda x: rough.get(x, 0.0))
-    while waiting and len(options) < _SIMULATED:
-        layout = waiting.pop(0)
+    waiting: list[Layout] = []
+    weighed: set[str] = set()
+    near = _NEAR * min(rough.values(), default=0.0)
+    for layout in sorted(layouts, key=lambda x: rough.get(x, 0.0)):
+        name = _family(layout)
+        if len(options) >= _SIMULATED and (name in weighed or rough[layout] > near):
+            waiting.append(layout)
+            continue
         try:
             option = _best_micro_batch(draft, layout)
         except ConfigError as error:
@@ -131,6 +136,7 @@ def choose_layout(draft: Draft, layouts: Sequence[Layout]) -> Weighed:
             continue
         fits = option.bytes <= draft.memory_limit(layout)
         (options if fits else unfit).append(option)
+        weighed |= {name} if fits else set()
     if not options:
         raise _too_big(draft, min(unfit, key=lambda o: o.bytes)) if unfit else problems[0]
     options.sort(key=lambda o: o.cost.total)
@@ -143,8 +149,9 @@ def choose_layout(draft: Draft, layouts: Sequence[Layout]) -> Weighed:
     return best
 
 
-_SIMULATED = 24
-"""Most layouts whose schedules are simulated; a rough formula has ordered them before."""
+_SIMULATED, _NEAR = 24, 1.25
+"""Layouts whose schedules are simulated, the fastest by a rough formula; and how much slower by it
+the best of another family may be to be simulated too, since the formula errs by as much."""
 
 
 def _compilable(draft: Draft, layouts: Sequence[Layout]) -> Sequence[Layout]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from danlu.base.errors import ConfigError
 from danlu.base.units import format_duration
 from danlu.config.run import RunConfig
 from danlu.hardware.comm import Comm
@@ -51,7 +52,7 @@ class Adapter:
         self._phase, self._note, self._event = phase, note, event
         self._layers: LayerSeconds | None = None
         self._balancer: StageBalancer | None = None
-        self._better: tuple[int, ...] | None = None
+        self._better: Plan | None = None
 
     def before_first_step(self) -> None:
         """Keeps the fastest of the best layouts, and cuts stages by the measured time of layers."""
@@ -60,22 +61,25 @@ class Adapter:
 
     def watch(self, learner: Learner) -> None:
         """Begins to watch how long the ranks of a pipeline compute, where stages are `measured`."""
-        self._balancer, self._better = None, None
+        self._balancer = None
         if learner.pipeline is not None and self._layers is not None:
             layers = self.plan.model.layers
             self._balancer = StageBalancer(learner.ranks, learner.pipeline, self._layers, layers)
 
     def after_step(self) -> bool:
         """Whether the ranks' speeds have drifted so far that another cut of the layers pays."""
-        if self._balancer is not None:
-            self._better = self._balancer.after_step()
+        better = None if self._balancer is None else self._balancer.after_step()
+        if better is None:
+            return False
+        self._balancer = None  # it holds the model, which makes room for the next one
+        self._better = self._cut(better, "layers cut again by the ranks' speeds")
         return self._better is not None
 
     def cut_again(self) -> None:
         """Takes the cut that `after_step` has found."""
         assert self._better is not None, "after_step has found nothing"
-        now, better = (_text(sizes) for sizes in (self.plan.layout.stages, self._better))
-        self._cut(self._better, "layers cut again by the ranks' speeds")
+        now, better = (_text(plan.layout.stages) for plan in (self.plan, self._better))
+        self.plan = self._better
         self._event("replan", reason="stages", before=now, after=better)
         self._note(f"The ranks' speeds have drifted: layers were cut {now}, now {better}.")
 
@@ -101,18 +105,27 @@ class Adapter:
         first, block, last = self._layers
         owners = SCHEDULES[layout.schedule].owners(layout.pipeline, layout.chunks)
         sizes = cut_per_rank([block] * self.plan.model.layers, owners, first=first, last=last)
+        better = self._cut(sizes, "layers cut by their measured time")
+        if better is None:
+            return
         self._note(
             f"Layers are cut {_text(sizes)}: embedding {first / block:.2f}, head"
             f" {last / block:.2f} times a layer, measured."
         )
         if sizes != layout.stages:
-            self._cut(sizes, "layers cut by their measured time")
+            self.plan = better
 
-    def _cut(self, sizes: tuple[int, ...], reason: str) -> None:
+    def _cut(self, sizes: tuple[int, ...], reason: str) -> Plan | None:
+        """The plan with the layers cut otherwise; None, and a note, where it is not possible."""
         choice = replace(self.plan.alternatives[0], layout=replace(self.plan.layout, stages=sizes))
         config = pin_layout(self._config, choice)
-        plan = plan_run(config, self.plan.cluster, world=self._comm.world, before=self.plan)
-        self.plan = explained(plan, self.plan, reason)
+        try:
+            plan = plan_run(config, self.plan.cluster, world=self._comm.world, before=self.plan)
+        except ConfigError as error:
+            now = _text(self.plan.layout.stages)
+            self._note(f"Layers stay cut {now}: with {_text(sizes)}, {error.problem}")
+            return None
+        return explained(plan, self.plan, reason)
 
 
 def _text(sizes: tuple[int, ...]) -> str:

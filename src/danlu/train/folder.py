@@ -138,7 +138,12 @@ class RunFolder:
         return fingerprint(identity(self.read_config()))
 
     def _take_lock(self) -> None:
-        self._lock = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 held for life
+        try:
+            self._lock = (self.path / ".lock").open("w", encoding="utf-8")  # held for life
+        except OSError as error:
+            raise CheckpointError(
+                str(self.path), f"the folder cannot be written ({error.strerror}).", "Use folder=…"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

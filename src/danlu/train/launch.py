@@ -57,6 +57,7 @@ def _launch(folder: RunFolder, ranks: int, timeout: float) -> str:
         worker, argument = "danlu.train.worker", str(folder.path)
         start_ranks(worker, argument, ranks, folder.logs, timeout=timeout)
     except SignalException:
+        folder.discard()
         return "interrupted"
     except RankEndedError as ended:
         if ended.code == NOT_FINITE:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from danlu.base.errors import ConfigError
+from danlu.base.errors import ConfigError, UserError
 from danlu.base.facts import ClusterFacts, ModelShape
-from danlu.base.files import atomic_write, explain_disk_full
+from danlu.base.files import atomic_write
 from danlu.config.data import TokenizerConfig
 from danlu.config.load import require_available
 from danlu.config.run import RunConfig
@@ -90,6 +90,7 @@ def write_timeline(plan: Plan, path: Path) -> None:
 
     Raises:
         ConfigError: a plan without a pipeline.
+        UserError: the file cannot be written.
     """
     layout = plan.layout
     if layout.pipeline == 1:
@@ -116,8 +117,10 @@ def write_timeline(plan: Plan, path: Path) -> None:
         f"{plan.accumulation} micro-batches of {plan.micro_batch} sequences, simulated",
         f"layers of each stage: {', '.join(str(n) for n in layout.stages)}",
     )
-    with (
-        explain_disk_full(path.parent, "Make room, or write elsewhere."),
-        atomic_write(path) as file,
-    ):
-        file.write(timeline_html(cost.timeline, layout.text(), notes))
+    try:
+        with atomic_write(path) as file:
+            file.write(timeline_html(cost.timeline, layout.text(), notes))
+    except OSError as error:
+        raise UserError(
+            "--timeline", f"{path} cannot be written ({error.strerror}).", "Name another file."
+        ) from None

@@ -52,10 +52,10 @@ def lost_a_peer(error: RuntimeError) -> bool:
 
 
 def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: float) -> None:
-    """Runs `python -m module argument` on `ranks` ranks and waits for them.
+    """Runs `module.main(argument)` on `ranks` ranks and waits for them.
 
     Args:
-        module: the program; it joins the ranks by itself.
+        module: its `main` joins the ranks by itself and returns the exit code.
         argument: its only one.
         ranks: processes.
         logs: folder for the output of all but the first.
@@ -82,14 +82,15 @@ def start_ranks(module: str, argument: str, ranks: int, logs: Path, *, timeout: 
         shutdown_timeout=300,  # long enough to write a checkpoint after Ctrl-C
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=quiet),
     )
-    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+    elastic = "torch.distributed.elastic"
+    for name in (elastic, f"{elastic}.agent.server.api", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what it would say is said below
     killed: set[int] = set()
     over = threading.Event()
     arguments = (module, ranks, over, killed)
     threading.Thread(target=_end_stragglers, args=arguments, daemon=True).start()
     try:
-        elastic_launch(launch, sys.executable)("-m", module, argument)
+        elastic_launch(launch, sys.executable)("-m", "danlu.train.rank", module, argument)
     except ChildFailedError as error:
         culprits = {r: f for r, f in error.failures.items() if f.exitcode != PEER_IS_GONE}
         first = min((culprits or error.failures).items(), key=lambda item: item[1].timestamp)

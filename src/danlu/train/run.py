@@ -1,5 +1,6 @@
 """One run: its folder, its plan, its text, its parts, and what happens between steps."""
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -151,12 +152,16 @@ class Run:
         return self._load()
 
     def _take_plan(self) -> None:
-        """The adapter's plan becomes the run's."""
-        if self._adapter.plan is self.plan:
-            return
-        self.plan = self._adapter.plan
+        """The adapter's plan becomes the run's, with the device's peak as it is known by now."""
+        self.plan = replace(self._adapter.plan, cluster=self.plan.cluster)
         if self.comm.first:
+            self._write_plan()
+
+    def _write_plan(self) -> None:
+        try:
             self.plan.save(self.folder.plan)
+        except OSError as error:  # the run goes on: what it does not find there is planned again
+            self._warn(f"{self.folder.plan} cannot be written ({error.strerror}).")
 
     def _load(self, *, replanned: bool = False) -> tuple[Learner, int, int]:
         """Builds the plan's parts and gives them the newest checkpoint."""
@@ -287,7 +292,7 @@ class Run:
         if found.peak_flops[self.plan.format] > known.peak_flops[self.plan.format]:
             before = self.plan.peak_flops
             self.plan = replace(self.plan, cluster=replace(self.plan.cluster, device=found))
-            self.plan.save(self.folder.plan)
+            self._write_plan()
             meter.peak_flops = self.plan.peak_flops
             self._note(
                 f"A step was faster than the peak of {format_rate(before)} that was measured; now"
@@ -411,7 +416,8 @@ class Run:
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.comm.first:
-            self._events.write(kind=kind, **fields)
+            with contextlib.suppress(OSError):  # a full disk must not end the run from in here
+                self._events.write(kind=kind, **fields)
 
     def _phase(self, text: str) -> None:
         self._display.phase(text, 0, None)

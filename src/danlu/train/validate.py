@@ -7,7 +7,6 @@ and compared with one process that trains the same model on the same tokens.
 
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from danlu.train.loop import clip, forward_backward, update
 from danlu.train.planning import plan_run
 from danlu.train.ranks import PEER_IS_GONE, RankEndedError, lost_a_peer, start_ranks
 
-__all__ = ["ALLOWED", "Validation", "validate"]
+__all__ = ["ALLOWED", "Validation", "main", "validate"]
 
 ALLOWED = 1e-5
 """Largest relative difference of a loss in fp32 that counts as equal."""
@@ -202,8 +201,9 @@ def _train(words: list[str], comm: Comm, world: int, steps: int) -> tuple[list[f
     return losses, norms
 
 
-def _rank(path: Path) -> int:
-    """The main function of one rank."""
+def main(argument: str) -> int:
+    """One rank; the argument is the path of its task. Returns the exit code."""
+    path = Path(argument)
     task: dict[str, Any] = json.loads(path.read_text())
     comm = join_ranks("cpu", timeout_seconds=_TIMEOUT)
     try:
@@ -216,7 +216,3 @@ def _rank(path: Path) -> int:
         path.with_name("found.json").write_text(json.dumps(found))
     comm.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_rank(Path(sys.argv[1])))

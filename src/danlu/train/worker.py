@@ -1,4 +1,4 @@
-"""One rank of a run that `danlu train` has launched: `python -m danlu.train.worker RUN_FOLDER`."""
+"""One rank of a run that `danlu train` has launched."""
 
 import sys
 
@@ -23,7 +23,3 @@ def main(path: str) -> int:
         if not lost_a_peer(error):
             raise
         return PEER_IS_GONE
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

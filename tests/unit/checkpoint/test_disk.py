@@ -98,14 +98,15 @@ def test_a_half_written_checkpoint_has_no_name(store, monkeypatch):
     assert [p.name for p in store.all()] == ["step-00000001"]
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_the_old_ones(store, monkeypatch):
+@pytest.mark.parametrize("part", ["save_distributed", "write_json"])
+def test_a_full_disk_is_one_clear_line_and_leaves_the_old_ones(store, monkeypatch, part):
     model, optimizer = learner()
     store.save(model, optimizer, dataclasses.replace(FACTS, step=1))
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "save_distributed", full)
+    monkeypatch.setattr(disk, part, full)
     with pytest.raises(CheckpointError, match=r"step-00000002: the disk is full .* Earlier ones"):
         store.save(model, optimizer, dataclasses.replace(FACTS, step=2))
     assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]

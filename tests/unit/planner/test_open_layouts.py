@@ -73,6 +73,15 @@ def test_the_articles_layout_is_planned_for_40_devices_and_more():
         assert "Memory of each pipeline rank" in made.explain()
 
 
+def test_an_open_layout_is_no_slower_than_the_plainest_one():
+    words = ("model.preset=small", "train.batch_tokens=786432", "train.steps=10")
+    more = ("memory.recompute=auto", "zero_optimization.offload_ratio=auto")
+    cluster = parse_cluster("16x8xh100")
+    chosen = plan(*words, *AUTO, *more, cluster=cluster)
+    plain = plan(*words, "zero_optimization.stage=1", cluster=cluster)
+    assert chosen.predicted.step_seconds <= plain.predicted.step_seconds
+
+
 def test_an_open_layout_comes_with_runners_up_and_reasons(tmp_path):
     made = plan("model.preset=8b", "train.steps=100", *AUTO, cluster=parse_cluster("4x8xh100"))
     assert made.layout == made.alternatives[0].layout
