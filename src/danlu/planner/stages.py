@@ -8,10 +8,12 @@ Costs are numbers of one unit, whichever (seconds of a forward and backward pass
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, permutations
+from itertools import accumulate, pairwise, product
 
 __all__ = ["cut", "cut_per_rank", "equal", "rank_costs", "stage_costs"]
 
+_MOST_MOVED = 128
+"""Stages between which layers are moved; for more, a search over layouts would take minutes."""
 _TOLERANCE = 1e-9  # relative: sums of the same numbers in another order count as equal
 
 
@@ -65,10 +67,10 @@ def cut_per_rank(
     Minimises, in this order: the largest cost of a rank (the pace once the pipeline is full), the
     unevenness of ranks, the largest cost of a stage (the wait while it fills and drains), the
     unevenness of stages (both: sum of squares). Starts from `cut` and moves one layer's worth
-    between two stages, shifting what lies between, while that helps. With one stage a rank it is
-    `cut`; with layers of equal cost it finds the least largest rank, otherwise one that no such
-    move improves. Few micro-batches never fill the pipeline: there `cut` may be the faster one,
-    which a simulation tells.
+    from a stage of a rank with the largest cost to another, shifting what lies between, while that
+    helps. With one stage a rank, or very many stages, it is `cut`; with layers of equal cost it
+    finds the least largest rank, otherwise one that no such move improves. Few micro-batches never
+    fill the pipeline: there `cut` may be the faster one, which a simulation tells.
 
     Args:
         costs: of each layer, 0 or more.
@@ -82,17 +84,20 @@ def cut_per_rank(
     """
     by_stage = None if paces is None else [paces[owner] for owner in owners]
     sizes = cut(costs, len(owners), first=first, last=last, paces=by_stage)
-    if len(set(owners)) == len(owners):
+    if len(set(owners)) == len(owners) or len(owners) > _MOST_MOVED:
         return sizes
 
     cost = _Costs(costs, first, last, by_stage or [1.0] * len(owners))
-    best = _burden(cost.of(sizes), owners)
+    stages = cost.of(sizes)
+    best = _burden(stages, owners)
     while True:
-        moved = [(_burden(cost.of(other), owners), other) for other in _moves(sizes)]
+        ranks = rank_costs(stages, owners)
+        heavy = [s for s, owner in enumerate(owners) if ranks[owner] >= best[0] * (1 - _TOLERANCE)]
+        moved = [(_burden(cost.of(other), owners), other) for other in _moves(sizes, heavy)]
         burden, candidate = min(moved, default=(best, sizes))
         if not _less(burden, best):
             return sizes
-        best, sizes = burden, candidate
+        best, sizes, stages = burden, candidate, cost.of(candidate)
 
 
 def stage_costs(
@@ -233,11 +238,11 @@ def _less(one: _Burden, other: _Burden) -> bool:
     return False
 
 
-def _moves(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All cuts in which one stage has a layer less and another one more."""
+def _moves(sizes: tuple[int, ...], heavy: Sequence[int]) -> list[tuple[int, ...]]:
+    """All cuts in which one of some stages has a layer less and another stage one more."""
     moved = []
-    for less, more in permutations(range(len(sizes)), 2):
-        if sizes[less] > 1:
+    for less, more in product(heavy, range(len(sizes))):
+        if sizes[less] > 1 and less != more:
             change = [(n == more) - (n == less) for n in range(len(sizes))]
             moved.append(tuple(s + c for s, c in zip(sizes, change, strict=True)))
     return moved
