@@ -2,6 +2,9 @@
 
 import json
 
+from danlu.config.load import load
+from danlu.train import launch, worker
+from danlu.train.folder import RunFolder
 from running import TINY, danlu, events, losses
 
 WORDS = (*TINY, "model.layers=4", "model.tied_embeddings=false", "precision.format=fp32")
@@ -44,3 +47,35 @@ def test_a_clusters_layout_is_proved_in_small_and_drawn(tmp_path):
     assert refused.returncode == 2
     assert "the plan has no pipeline to draw" in refused.stderr
     assert not (tmp_path / "none.html").exists()
+
+
+def test_ranks_train_their_own_config_whatever_takes_the_folder_before_them(tmp_path, monkeypatch):
+    trained = []
+
+    class Run:
+        def train(self):
+            return "done"
+
+    def start_ranks(module, argument, *_, **__):
+        assert module == worker.__name__
+        (tmp_path / "run" / "config.yaml").write_text("pipeline_parallel: {stages: 2}")
+        assert worker.main(argument) == 0
+
+    monkeypatch.setattr(launch, "start_ranks", start_ranks)
+    monkeypatch.setattr(worker, "open_run", lambda config: trained.append(config) or Run())
+    config = load(None, *WORDS, "train.steps=2", "data_parallel.degree=2", f"folder={tmp_path}/run")
+    assert launch.train(config) == "done"
+    assert trained == [config]
+
+
+def test_a_folder_that_another_run_has_taken_is_not_removed(tmp_path):
+    config = load(None, *WORDS, f"folder={tmp_path}/run")
+    mine, other = RunFolder.of(config), RunFolder.of(config)
+    mine.claim(config)
+    mine.release()
+    other.claim(config)
+    mine.discard()
+    assert other.config.exists()
+    other.release()
+    mine.discard()
+    assert not mine.path.exists()

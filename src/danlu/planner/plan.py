@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from danlu.base.errors import CheckpointError
@@ -18,6 +19,12 @@ from danlu.planner.explain import explain
 from danlu.planner.layout import Layout
 
 __all__ = ["Alternative", "Decision", "Plan", "Prediction"]
+
+
+_RESUMED: Mapping[str, type] = MappingProxyType(
+    {"steps": int, "batch_tokens": int, "warmup_steps": int, "learning_rate": float, "format": str}
+)
+"""What a resumed run takes from the plan it had before."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,11 @@ class Plan:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
                 raise TypeError("it holds no keys")
-            return cls.from_dict(values)
+            plan = cls.from_dict(values)
+            for name, kind in _RESUMED.items():
+                if type(value := getattr(plan, name)) is not kind:
+                    raise TypeError(f"{name} is {value!r}")
+            return plan
         except FileNotFoundError:
             raise CheckpointError(str(path), "there is no plan.", "Is this a run folder?") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

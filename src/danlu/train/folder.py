@@ -4,6 +4,7 @@
 logs/`
 """
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -124,10 +125,14 @@ class RunFolder:
             yaml.safe_dump(config.to_dict(), file, sort_keys=False, allow_unicode=True)
 
     def discard(self) -> None:
-        """Removes the folder where this process made it and nothing was learned yet."""
-        if self.fresh and not self.checkpoints.exists() and not self.metrics.exists():
-            self.release()
+        """Removes the folder where this process made it, and nothing was or is learned in it."""
+        if not self.fresh or self.checkpoints.exists() or self.metrics.exists():
+            return
+        with contextlib.suppress(CheckpointError):  # another process has taken it since
+            if self._lock is None:
+                self._take_lock()
             shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
 
     def read_config(self) -> RunConfig:
         """The config that the folder belongs to."""

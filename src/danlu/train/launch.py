@@ -5,6 +5,7 @@ there already and the same command joins them. Restarts are not used: a rank tha
 whose newest checkpoint goes on at the next start.
 """
 
+import json
 import math
 
 from rich.console import Console
@@ -35,7 +36,7 @@ def train(config: RunConfig) -> str:
     with open_display(config.monitor.progress, Console(highlight=False)) as display:
         decided = decide(config, display, world=ranks)  # mistakes are told before ranks start
     decided.folder.release()
-    return _launch(decided.folder, ranks, config.launch.timeout)
+    return _launch(config, decided.folder, ranks)
 
 
 def _local_ranks(config: RunConfig) -> int:
@@ -52,10 +53,12 @@ def _local_ranks(config: RunConfig) -> int:
     return max(product, devices // product * product)
 
 
-def _launch(folder: RunFolder, ranks: int, timeout: float) -> str:
+def _launch(config: RunConfig, folder: RunFolder, ranks: int) -> str:
+    # Ranks are told the config: the folder is free until they take it, and may be another run's.
+    argument = json.dumps(config.to_dict() | {"folder": str(folder.path)})
+    timeout = config.launch.timeout
     try:
-        worker, argument = "danlu.train.worker", str(folder.path)
-        start_ranks(worker, argument, ranks, folder.logs, timeout=timeout)
+        start_ranks("danlu.train.worker", argument, ranks, folder.logs, timeout=timeout)
     except SignalException:
         folder.discard()
         return "interrupted"

@@ -25,7 +25,9 @@ __all__ = ["NOT_FINITE", "PEER_IS_GONE", "RankEndedError", "lost_a_peer", "start
 
 PEER_IS_GONE = 75
 """Exit code of a rank that is well but has lost another (EX_TEMPFAIL of sysexits.h)."""
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+_LOST = (
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
+)  # fmt: skip
 """What Gloo says in a rank whose peer has died or hangs."""
 _SECONDS_TO_FOLLOW = 20.0
 """Ranks end together; this long after the first, the others are taken to hang."""

@@ -53,6 +53,14 @@ def test_a_broken_plan_file_is_one_clear_line(tmp_path, text):
         Plan.load(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", None), ("batch_tokens", "many")])
+def test_a_plan_file_whose_numbers_are_none_is_one_clear_line(tmp_path, name, value):
+    values = plan().to_dict() | {name: value}
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"the plan cannot be read \({name} is {value!r}\)"):
+        Plan.load(tmp_path / "plan.json")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cluster_is_planned_without_having_it(device):
     made = plan("model.preset=1b", "train.steps=1000", cluster=parse_cluster(f"2x8x{device}"))
