@@ -26,6 +26,7 @@ import torch
 import danlu
 from benchmarks.results import ROOT
 from danlu.base.facts import ClusterFacts
+from danlu.base.output import leave
 from danlu.data.loader import Batch
 from danlu.hardware.cluster import local_cluster
 from danlu.hardware.comm import Comm, join_ranks
@@ -247,3 +248,4 @@ def main(module: str, function: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave(0)

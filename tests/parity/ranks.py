@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
+from danlu.base.output import leave
 from danlu.checkpoint.disk import CheckpointStore
 from danlu.checkpoint.state import CheckpointFacts
 from danlu.config.load import load
@@ -124,3 +125,4 @@ def main(task):
 
 if __name__ == "__main__":
     main(json.loads(Path(sys.argv[1]).read_text()))
+    leave(0)

@@ -7,6 +7,8 @@ a word, since the process that started the ranks says it.
 import importlib
 import sys
 
+from danlu.base.output import leave
+
 __all__ = ["main"]
 
 _INTERRUPTED = 130
@@ -21,4 +23,4 @@ def main(module: str, argument: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    leave(main(*sys.argv[1:]))
