@@ -17,16 +17,21 @@ from danlu.hardware.comm import Comm
 from danlu.train.loop import clip, forward_backward, update
 
 WORDS = model(4, 32, 4, 64, 320, 32, "precision.format=fp32", "train.batch_tokens=512")
-APART = "documents kept apart"
+ALONE = {
+    "documents kept apart": ["data_pipeline.attention_within_documents=true"],
+    "tied": ["model.tied_embeddings=true"],
+}
+"""What a layout's name says of its model, which one process has too then."""
 
 
 def layouts() -> dict[int, dict[str, list[str]]]:
-    """Ranks -> name -> overrides: what the parity tests run too."""
+    """Ranks -> name -> overrides: what the parity tests run too, but for a GPU's offload."""
     sys.path[:0] = [str(ROOT / "tests" / "parity"), str(ROOT / "tests")]
     from test_layouts import FOUR, TWO  # type: ignore[import-not-found]
 
-    apart = ["data_pipeline.attention_within_documents=true"]
-    return {1: {"one process": [], f"one process, {APART}": apart}, 2: TWO, 4: FOUR}
+    one = {"one process": [], **{f"one process, {kind}": words for kind, words in ALONE.items()}}
+    two = {name: words for name, words in TWO.items() if "host memory" not in name}
+    return {1: one, 2: two, 4: FOUR}
 
 
 def measure(steps: int) -> dict[str, Any]:
@@ -37,7 +42,8 @@ def measure(steps: int) -> dict[str, Any]:
         curves |= run(ranks, train, {"layouts": some, "steps": steps})[0]
     found = {}
     for name, curve in curves.items():
-        reference = curves[f"one process, {APART}" if APART in name else "one process"]
+        kind = next((f", {kind}" for kind in ALONE if kind in name), "")
+        reference = curves[f"one process{kind}"]
         pairs = list(zip(curve, reference, strict=True))
         found[name] = {
             what: max(abs(a[i] / b[i] - 1) for a, b in pairs)
