@@ -17,7 +17,7 @@ from danlu.planner.layout import Layout
 from danlu.planner.schedule import SCHEDULES
 from danlu.planner.stages import cut_per_rank, rank_costs, stage_costs
 
-__all__ = ["Balancer", "LayerSeconds", "StageBalancer", "deal", "dealable"]
+__all__ = ["Balancer", "LayerSeconds", "StageBalancer", "better_cut", "deal", "dealable"]
 
 _EVERY = 10
 _LEAST_GAIN = 0.05
